@@ -1,0 +1,1 @@
+"""From a captured model and a `Plan` to a folder that trains: stage modules, weights, program."""

@@ -1,0 +1,1 @@
+"""From a `ModelGraph` to a `Profile`: what every layer costs, measured here."""
