@@ -55,11 +55,11 @@ class SharedParameter:
     """A parameter that several stages use.
 
     Attributes:
-        name: Its name in the state_dict of each of the stages.
+        names: Its name in the state_dict of each of the stages (tied weights have several).
         stages: In order; the first one owns it.
     """
 
-    name: str
+    names: tuple[str, ...]
     stages: tuple[int, ...]
 
 
