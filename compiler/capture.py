@@ -55,9 +55,7 @@ def capture(workload: Workload, *, microbatch_size: int | None = None) -> Captur
 
 def _export(model: LossModel, rows: int) -> torch.export.ExportedProgram:
     example = model.rows(rows)
-    dynamic = tuple(
-        None if dim is None else {dim: torch.export.Dim.DYNAMIC} for dim in model.batch_dims
-    )
+    dynamic = tuple(None if dim is None else {dim: torch.export.Dim.DYNAMIC} for dim in model.batch_dims)
     model(*example)  # An error of the user's own code is shown as it is, not as export's.
     try:
         return torch.export.export(model, example, dynamic_shapes={"leaves": dynamic}, strict=False)

@@ -34,29 +34,40 @@ def constructor(module: nn.Module) -> str | None:
     dtypes = {t.dtype for t in tensors if t.dtype.is_floating_point}
     if len(dtypes) > 1:
         return None
+    for shorten in (True, False):  # `kernel_size=3` where the module makes (3, 3) of it, else as it is.
+        arguments = _arguments(module, shorten=shorten)
+        if arguments is None:
+            continue
+        if dtypes and (dtype := next(iter(dtypes))) is not torch.float32:
+            arguments.append(f"dtype={dtype}")
+        source = f"nn.{name}({', '.join(arguments)})"
+        if _rebuilds(source, module):
+            return source
+    return None
+
+
+def _arguments(module: nn.Module, *, shorten: bool) -> list[str] | None:
     arguments: list[str] = []
     keywords_only = False
     for parameter in inspect.signature(type(module).__init__).parameters.values():
         if parameter.name in _SKIPPED:
             continue
-        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or not hasattr(module, parameter.name):
-            if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+        required = parameter.default is parameter.empty
+        positional = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        if not positional or not hasattr(module, parameter.name):
+            if required and positional:
                 return None
             keywords_only = True
             continue
         value = _argument(module, parameter.name)
-        if parameter.default is not parameter.empty and _same(value, parameter.default):
+        if not required and _same(value, parameter.default):
             keywords_only = True
             continue
-        text = _literal(value)
+        text = _literal(value, shorten=shorten)
         if text is None:
             return None
-        required = parameter.default is parameter.empty
         arguments.append(text if required and not keywords_only else f"{parameter.name}={text}")
-    if dtypes and (dtype := dtypes.pop()) is not torch.float32:
-        arguments.append(f"dtype={dtype}")
-    source = f"nn.{name}({', '.join(arguments)})"
-    return source if _rebuilds(source, module) else None
+    return arguments
 
 
 def _argument(module: nn.Module, name: str) -> Any:
@@ -72,11 +83,11 @@ def _same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
-def _literal(value: Any) -> str | None:
+def _literal(value: Any, *, shorten: bool) -> str | None:
     if isinstance(value, tuple | list):
-        if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1:
-            return _literal(value[0])
-        parts = [_literal(v) for v in value]
+        if shorten and len(value) > 1 and len(set(value)) == 1:
+            return _literal(value[0], shorten=shorten)
+        parts = [_literal(v, shorten=shorten) for v in value]
         if any(part is None for part in parts):
             return None
         return "(" + ", ".join(map(str, parts)) + ("," if len(parts) == 1 else "") + ")"

@@ -16,9 +16,7 @@ def extract(captured: CapturedModel, layer: str) -> tuple[fx.GraphModule, tuple[
     inside = set(nodes)
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    sources = dict.fromkeys(
-        a for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr"
-    )
+    sources = dict.fromkeys(a for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr")
     for source in sources:
         env[source] = graph.placeholder(source.name)
     for attribute in dict.fromkeys(a for n in nodes for a in n.all_input_nodes if a.op == "get_attr"):

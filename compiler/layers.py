@@ -82,9 +82,9 @@ def _mark_prelude(module: fx.GraphModule, model: nn.Module) -> None:
     written: set[str] = set()
     for node in module.graph.nodes:
         first = node.args[0] if node.args else None
-        if node.op.startswith("call_") and changes_in_place(node, module):
-            if isinstance(first, fx.Node) and first.op == "get_attr":
-                written.add(str(first.target))
+        reads_attribute = isinstance(first, fx.Node) and first.op == "get_attr"
+        if node.op.startswith("call_") and reads_attribute and changes_in_place(node, module):
+            written.add(str(first.target))
     for node in module.graph.nodes:
         if node.op == "get_attr":
             tensor = _fetch(module, str(node.target))

@@ -73,9 +73,8 @@ class _Raising:
         for node in calls:
             if node in modules:
                 self._raise_module(node, *modules[node])
-            elif node.op == "call_function" and node not in self.env:
-                if not isinstance(node.meta.get("val"), torch.SymInt):
-                    self._call(node)
+            elif node.op == "call_function" and node not in self.env and not _is_size(node):
+                self._call(node)
         results = pytree_leaves(next(n for n in nodes if n.op == "output").args)
         self.graph.output(self.env[results[-1]])
         self.graph.lint()
@@ -93,11 +92,12 @@ class _Raising:
             if specs[node.name].kind is InputKind.USER_INPUT:
                 continue
             name = str(specs[node.name].target)
-            if name.startswith(_PREFIX):
+            if specs[node.name].kind is InputKind.CONSTANT_TENSOR:
+                tensor = self.program.constants[name]
+                name = name.removeprefix(_PREFIX).replace(".", "_")
+            else:
                 name = name.removeprefix(_PREFIX)
                 tensor = _attribute(self.model.model, name)
-            else:
-                tensor = self.program.constants[name]
             self.env[node] = _Lazy(name, tensor)
         self.batch_size = self.graph.call_method("size", (first, 0))
         self.batch_size.name = "batch_size"
@@ -108,7 +108,7 @@ class _Raising:
         groups: dict[Frame, list[fx.Node]] = defaultdict(list)
         for node in calls:
             stack = module_stack(node)
-            if stack and node.op == "call_function":
+            if stack and isinstance(node.target, OpOverload):
                 groups[stack[-1]].append(node)
         found: dict[fx.Node, tuple[str, fx.Node | None, fx.Node]] = {}
         for (path, _, _), nodes in groups.items():
@@ -117,11 +117,7 @@ class _Raising:
                 continue
             inside = set(nodes)
             inputs = {a for n in nodes for a in n.all_input_nodes} - inside
-            inputs = {
-                a
-                for a in inputs
-                if not isinstance(self.env.get(a), _Lazy) and not isinstance(a.meta.get("val"), torch.SymInt)
-            }
+            inputs = {a for a in inputs if not isinstance(self.env.get(a), _Lazy) and not _is_size(a)}
             results = [n for n in nodes if any(u not in inside for u in n.users)]
             # A buffer counter that a second call of the module counts on is not a result.
             results = [n for n in results if not (is_mutating(n) and self._is_tensor_of(n.args[0], calls))]
@@ -148,23 +144,21 @@ class _Raising:
             self._inline_without_gradient(node)
             return
         if not isinstance(node.target, OpOverload) and getattr(node.target, "__module__", "") != "_operator":
-            raise UserError(
-                f"{self.model.title} uses {node.target}, which dpart cannot capture yet.\n{_where(node)}"
-            )
+            raise UserError(f"{self.model.title} uses {node.target}, which dpart cannot capture yet.\n{_where(node)}")
         name = node.target._schema.name if isinstance(node.target, OpOverload) else ""
         if name == "aten::detach_" or _changes_nothing(node, name):
             self.env[node] = self._new(node.args[0])
             return
         if name == "aten::broadcast_tensors" and _broadcasts_nothing(node):
             for user in node.users:
-                self.env[user] = self._new(node.args[0][user.args[1]])  # type: ignore[index,call-overload]
+                self.env[user] = self._new(_arguments(node)[0][user.args[1]])
             return
         if name == "aten::lift_fresh_copy":
             self._place(node, lambda: self.graph.call_method("clone", (self._new(node.args[0]),)))
             return
         args = fx.node.map_arg(node.args, self._new)
-        kwargs = dict(fx.node.map_arg(node.kwargs, self._new))
-        if isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "cpu":
+        kwargs: dict[str, Any] = dict(fx.node.map_arg(node.kwargs, self._new))
+        if kwargs.get("device") == torch.device("cpu"):
             del kwargs["device"]
         if name in ("aten::view", "aten::reshape"):
             args = (args[0], self._inferred(args[1]))
@@ -219,8 +213,8 @@ class _Raising:
         return [-1 if i in symbolic else s for i, s in enumerate(sizes)] if len(symbolic) == 1 else sizes
 
     def _inline_without_gradient(self, node: fx.Node) -> None:
-        enabled, inner, *arguments = node.args
-        module = getattr(self.program.graph_module, str(inner.target))  # type: ignore[union-attr]
+        enabled, inner, *arguments = _arguments(node)
+        module = getattr(self.program.graph_module, str(inner.target))
         inputs = iter(arguments)
         for child in module.graph.nodes:
             if child.op == "placeholder":
@@ -230,7 +224,7 @@ class _Raising:
                     value = self.graph.call_method("detach", (value,))
                     value.meta["stack"] = module_stack(node)
                 self.env[child] = value
-            elif child.op == "call_function" and not isinstance(child.meta.get("val"), torch.SymInt):
+            elif child.op == "call_function" and not _is_size(child):
                 if not any(a in str(child.target) for a in _ASSERTIONS):
                     self._call(child)
             elif child.op == "output":
@@ -251,7 +245,7 @@ def _changes_nothing(node: fx.Node, name: str) -> bool:
     """Whether a cast, view or slice gives back what it got: export writes many."""
     if name not in ("aten::to", "aten::view", "aten::reshape", "aten::slice", "aten::contiguous"):
         return False
-    before, after = node.args[0].meta.get("val"), node.meta.get("val")  # type: ignore[union-attr]
+    before, after = _arguments(node)[0].meta.get("val"), node.meta.get("val")
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return False
     same = before.dtype == after.dtype and _text(before.shape) == _text(after.shape)
@@ -261,6 +255,14 @@ def _changes_nothing(node: fx.Node, name: str) -> bool:
 def _broadcasts_nothing(node: fx.Node) -> bool:
     before = [_text(a.meta["val"].shape) for a in node.all_input_nodes]
     return before == [_text(v.shape) for v in node.meta["val"]]
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    return node.args
+
+
+def _is_size(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt)
 
 
 def _text(sizes: Any) -> str:

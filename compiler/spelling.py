@@ -95,11 +95,7 @@ def _named(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """All given arguments by the schema's names, without those that equal the schema's defaults."""
     given = dict(zip((a.name for a in target._schema.arguments), args, strict=False)) | kwargs
     defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
-    return {
-        k: v
-        for k, v in given.items()
-        if not (k in defaults and type(v) is type(defaults[k]) and v == defaults[k])
-    }
+    return {k: v for k, v in given.items() if not (k in defaults and type(v) is type(defaults[k]) and v == defaults[k])}
 
 
 def _functional(target: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelling:
@@ -151,7 +147,9 @@ def _slice(args: tuple[Any, ...]) -> Spelling:
     dim = dim or 0
     stop = None if isinstance(stop, int) and stop >= 2**62 else stop
     cut = slice(start or None, stop, None if step in (None, 1) else step)
-    index = cut if dim == 0 else (*(slice(None),) * dim, cut) if dim > 0 else (..., *(cut,), *(slice(None),) * (-dim - 1))
+    index = (
+        cut if dim == 0 else (*(slice(None),) * dim, cut) if dim > 0 else (..., *(cut,), *(slice(None),) * (-dim - 1))
+    )
     return Spelling("call_function", operator.getitem, (tensor, index), {})
 
 

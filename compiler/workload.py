@@ -49,9 +49,7 @@ class Workload:
         """
         model = self.model if isinstance(self.model, nn.Module) else self.model()
         if not isinstance(model, nn.Module):
-            raise UserError(
-                f"Workload.model must be an nn.Module or build one, got {type(model).__qualname__}."
-            )
+            raise UserError(f"Workload.model must be an nn.Module or build one, got {type(model).__qualname__}.")
         return LossModel(model.train(), self)
 
 
@@ -81,9 +79,7 @@ class LossModel(nn.Module):
                 "Workload(model, args=(x,), targets=(y,), loss=...)."
             )
         self.batch_size = self.example[0].shape[0]
-        self.batch_dims = tuple(
-            0 if x.dim() > 0 and x.shape[0] == self.batch_size else None for x in self.example
-        )
+        self.batch_dims = tuple(0 if x.dim() > 0 and x.shape[0] == self.batch_size else None for x in self.example)
         self.input_names = _input_names(model, workload, structure)
 
     def forward(self, *leaves: Tensor) -> Tensor:
@@ -93,9 +89,7 @@ class LossModel(nn.Module):
             UserError: What the model and its loss return is not a scalar tensor.
         """
         rest = iter(leaves)
-        full = [
-            next(rest) if tensor else x for tensor, x in zip(self._is_tensor, self._leaves, strict=True)
-        ]
+        full = [next(rest) if tensor else x for tensor, x in zip(self._is_tensor, self._leaves, strict=True)]
         args, kwargs, targets = pytree.tree_unflatten(full, self._spec)
         output = self.model(*args, **kwargs)
         loss = self._loss(output, *targets) if self._loss is not None else getattr(output, "loss", output)
@@ -123,9 +117,7 @@ def as_workload(value: Any, source: str) -> Workload:
     if isinstance(value, tuple) and len(value) == 2:
         model, args = value
         return Workload(model, args if isinstance(args, tuple) else (args,))
-    raise UserError(
-        f"{source} must return a dpart.Workload or a (model, args) pair, got {type(value).__qualname__}."
-    )
+    raise UserError(f"{source} must return a dpart.Workload or a (model, args) pair, got {type(value).__qualname__}.")
 
 
 def load_workload(spec: str) -> Workload:

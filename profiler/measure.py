@@ -30,9 +30,7 @@ _MAX_REPEATS = 30
 _SECONDS_PER_LAYER = 0.25
 
 
-def profile(
-    captured: CapturedModel, *, repeats: int | None = None, progress: Progress | None = None
-) -> Profile:
+def profile(captured: CapturedModel, *, repeats: int | None = None, progress: Progress | None = None) -> Profile:
     """Measures every layer of a captured model on the device where its weights are.
 
     Args:
@@ -104,9 +102,7 @@ def _record(captured: CapturedModel, leaves: tuple[Tensor, ...]) -> dict[str, An
 class _Measurement:
     """One layer on its recorded inputs."""
 
-    def __init__(
-        self, captured: CapturedModel, layer: str, recorded: dict[str, Any], device: torch.device
-    ) -> None:
+    def __init__(self, captured: CapturedModel, layer: str, recorded: dict[str, Any], device: torch.device) -> None:
         self.layer = captured.graph.layer[layer]
         self.graph = captured.graph
         self.device = device
@@ -123,7 +119,8 @@ class _Measurement:
         stash_bytes = self._stash_bytes()
         for _ in range(_WARM_UP):
             self._once()
-        forward, backward = [], []
+        forward: list[float] = []
+        backward: list[float] = []
         began = time.perf_counter()
         limit = repeats or _MAX_REPEATS
         while len(forward) < limit:
@@ -137,9 +134,7 @@ class _Measurement:
             parameter.grad = None
         read = [self.graph.parameter[name] for name in self.layer.parameters]
         outputs = sum(v.size_bytes for v in self.outputs)
-        inputs = sum(
-            self.graph.value[n].size_bytes for n in self.layer.inputs if self.graph.value[n].differentiable
-        )
+        inputs = sum(self.graph.value[n].size_bytes for n in self.layer.inputs if self.graph.value[n].differentiable)
         return LayerCost(
             layer=self.layer.name,
             forward_seconds=statistics.median(forward),

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -60,7 +60,8 @@ def validated(cls: type[T], data: Any, source: str) -> T:
     Raises:
         UserError: The data does not fit; all faults are listed with their paths.
     """
-    wanted = {f.name: f.default for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    wanted = {f.name: get_args(f.type)[0] for f in fields if f.name in ("format", "version")}
     if isinstance(data, dict) and "format" in wanted and data.get("format") != wanted["format"]:
         raise UserError(f"{source}: expected a {wanted['format']} file, got format {data.get('format')!r}.")
     if isinstance(data, dict) and "version" in wanted and data.get("version") != wanted["version"]:
@@ -137,9 +138,7 @@ def new_folder(path: str | os.PathLike[str], *, force: bool = False) -> Iterator
     """
     target = Path(path)
     refuse_existing(target, force=force)
-    if target.exists() and (
-        not target.is_dir() or (any(target.iterdir()) and not (target / "program.json").is_file())
-    ):
+    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and not (target / "program.json").is_file())):
         raise UserError(f"{target}: --force replaces a folder that dpart made, and this is not one.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
