@@ -88,6 +88,7 @@ class Plan:
         step_seconds: Predicted seconds of one optimizer step, by the schedule simulator.
         bubble: Share of the devices' time spent waiting during the step, between 0 and 1.
         alternatives: The baselines and the other candidates, each with its number.
+        notes: What a person should know about this plan, a sentence each.
     """
 
     format: Literal["dpart.plan"]
@@ -108,3 +109,4 @@ class Plan:
     step_seconds: float
     bubble: float
     alternatives: tuple[Alternative, ...]
+    notes: tuple[str, ...] = ()

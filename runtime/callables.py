@@ -1,10 +1,8 @@
-"""Loads the callable that ``file.py:callable`` or ``package.module:callable`` names."""
+"""A user's callable by name: ``file.py:callable`` or ``package.module:callable``."""
 
 import importlib
 import importlib.util
-import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,59 +11,54 @@ from typing import Any
 from dpart.runtime.errors import UserError
 
 
-def load_callable(spec: str) -> Callable[..., Any]:
-    """The callable that `spec` names; its file or module is imported.
+def load_callable(spec: str, *, folder: Path | None = None) -> Callable[..., Any]:
+    """The callable that `spec` names. Runs the user's file, as importing it would.
+
+    Args:
+        spec: ``path/to/file.py:callable`` or ``package.module:callable``.
+        folder: What a relative path starts from; the current one by default.
 
     Raises:
-        UserError: The form is another, there is no such file, module or name, or importing it fails.
+        UserError: There is no such file, module or callable, or it cannot be imported.
     """
     place, colon, name = spec.rpartition(":")
-    if not colon or not place or not name.isidentifier():
+    if not colon or not place or not name:
         raise UserError(f"{spec!r}: expected file.py:callable or package.module:callable.")
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
-    found = getattr(module, name, None)
-    if found is None:
-        raise UserError(f"{spec}: {place} has no {name}.")
-    if not callable(found):
-        raise UserError(f"{spec}: {name} is no function, but {type(found).__qualname__}.")
-    result: Callable[..., Any] = found
-    return result
+    module = _from_file(place, folder) if place.endswith(".py") else _from_path(place)
+    value = getattr(module, name, None)
+    if value is None:
+        others = [n for n, v in vars(module).items() if callable(v) and v.__module__ == module.__name__]
+        raise UserError(f"{place} has no {name!r}; it has: {', '.join(others) or 'no callable'}.")
+    if not callable(value):
+        raise UserError(f"{spec}: expected something to call, got {type(value).__qualname__}.")
+    found: Callable[..., Any] = value
+    return found
 
 
-def _from_file(path: Path) -> ModuleType:
+def _from_file(place: str, folder: Path | None) -> ModuleType:
+    path = (folder or Path()) / place
     if not path.is_file():
         raise UserError(f"{path}: no such file.")
-    folder = os.fspath(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # As `python file.py` does, so that the file finds its neighbours.
-    name = f"_dpart_{path.stem}"
-    loading = importlib.util.spec_from_file_location(name, path)
-    assert loading is not None
-    assert loading.loader is not None
-    module = importlib.util.module_from_spec(loading)
+    path = path.resolve()
+    name = f"dpart_user_{path.stem}".replace("-", "_")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path}: not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    # A script finds the files beside it, and so must a file that runs as one.
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
     sys.modules[name] = module
     try:
-        loading.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except Exception as error:
-        del sys.modules[name]
-        raise UserError(_explain(str(path), error)) from error
+        sys.modules.pop(name, None)
+        raise UserError(f"{place}: cannot be imported: {type(error).__name__}: {error}.") from error
     return module
 
 
-def _from_name(name: str) -> ModuleType:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+def _from_path(place: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and name.startswith(error.name):
-            raise UserError(f"{name}: no such module.") from None
-        raise UserError(_explain(name, error)) from error
+        return importlib.import_module(place)
     except Exception as error:
-        raise UserError(_explain(name, error)) from error
-
-
-def _explain(source: str, error: Exception) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else source
-    return f"{source}: importing it failed at {where}: {type(error).__name__}: {error}"
+        raise UserError(f"{place}: cannot be imported: {type(error).__name__}: {error}.") from error

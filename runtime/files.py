@@ -138,7 +138,9 @@ def new_folder(path: str | os.PathLike[str], *, force: bool = False) -> Iterator
     """
     target = Path(path)
     refuse_existing(target, force=force)
-    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and not (target / "program.json").is_file())):
+    if target.exists() and (
+        not target.is_dir() or (any(target.iterdir()) and not (target / "program.json").is_file())
+    ):
         raise UserError(f"{target}: --force replaces a folder that dpart made, and this is not one.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ times it, the cost model counts stashes in it, the tests check it: nothing else 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -89,7 +89,8 @@ def gpipe(num_replicas: Sequence[int], num_microbatches: int) -> Schedule:
 SCHEDULES = {"1f1b": one_f_one_b, "gpipe": gpipe}
 
 
-def _schedule(num_replicas: Sequence[int], num_microbatches: int, warm_up) -> Schedule:  # type: ignore[no-untyped-def]
+def _schedule(num_replicas: Sequence[int], num_microbatches: int, warm_up: Callable[[int], int]) -> Schedule:
+    """Each replica's row; `warm_up` gives the forwards that a replica of a stage does before it alternates."""
     if num_microbatches < 1 or any(r < 1 for r in num_replicas):
         raise ValueError(
             "A schedule needs at least one microbatch and one replica a stage, got "

@@ -1,0 +1,308 @@
+"""Plans worth evaluating: the baselines everyone asks about, and what the searchers find.
+
+A search minimises the bottleneck, and a plan is chosen by the time of its step, so the best of every count of
+devices and of stages are looked at. Where levels of links are nested, the paper's search solves them inside out;
+beside it a flat search takes every link for the slowest, and another, with every link as the fastest and without
+latency, bounds from below what any plan can reach.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from dpart.partitioner import ilp, pipedream
+from dpart.partitioner.cost import StageCosts, Terms, memory
+from dpart.partitioner.evaluate import Shape, StageShape
+from dpart.partitioner.quantities import Quantities, measure
+from dpart.partitioner.search import FoundStage
+from dpart.partitioner.shapes import ShapeFound, Value, best_of_each_shape, best_of_replicas
+from dpart.partitioner.states import States, list_states
+from dpart.partitioner.topology import Level, Topology
+from dpart.profiler.profile import Profile
+
+_MAX_STATES = 2000
+_MAX_NESTED_STATES = 400
+_MAX_PROPOSED = 100
+_MAX_REPORTED = 8
+_MAX_STEPS = 1e9
+"""Elementary steps of a search, a few seconds' worth."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked of a plan's shape; None where nothing."""
+
+    num_stages: int | None = None
+    max_stages: int | None = None
+    replicas: tuple[int, ...] | None = None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether any shape will do."""
+        return self == Wanted()
+
+    def allows(self, replicas: Sequence[int]) -> bool:
+        """Whether a plan with these replicas is one."""
+        return (
+            (self.num_stages is None or len(replicas) == self.num_stages)
+            and (self.max_stages is None or len(replicas) <= self.max_stages)
+            and (self.replicas is None or tuple(replicas) == self.replicas)
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan to evaluate, and where it comes from.
+
+    Attributes:
+        baseline: Whether it is one of the plans everyone asks about.
+        reported: Whether its step is wanted even where it cannot be the fastest.
+    """
+
+    name: str
+    shape: Shape
+    baseline: bool = False
+    reported: bool = False
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What the searches gave.
+
+    Attributes:
+        lower_bound_seconds: No plan of the wanted shape has a smaller bottleneck; 0 if nothing is proved.
+        method: The searcher that ran.
+    """
+
+    candidates: tuple[Candidate, ...]
+    lower_bound_seconds: float
+    method: Literal["pipedream", "ilp"]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """All plans of one model on one topology under one set of terms."""
+
+    profile: Profile
+    topology: Topology
+    terms: Terms
+    progress: Callable[[str], None] = field(default=lambda text: None)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the topology."""
+        return self.topology.num_devices
+
+    @cached_property
+    def states(self) -> States:
+        """The ideals of the layer graph."""
+        graph = self.profile.graph
+        index = {layer.name: i for i, layer in enumerate(graph.layers)}
+        before = [sorted(index[p] for p in graph.digraph.predecessors(layer.name)) for layer in graph.layers]
+        states = list_states(before, _MAX_NESTED_STATES if self.is_nested else _MAX_STATES)
+        self.progress(f"{len(states.member)} states of {len(graph.layers)} layers")
+        return states
+
+    @cached_property
+    def quantities(self) -> Quantities:
+        """Of all pairs of states."""
+        return measure(self.profile, self.states.member)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether there are links of several speeds."""
+        return len(self.topology.levels) > 1
+
+    def nested(self) -> StageCosts:
+        """The problem on the topology as it is."""
+        return StageCosts(self.states, self.quantities, self.topology.levels, self.terms)
+
+    @cached_property
+    def slowest(self) -> StageCosts:
+        """The problem with every link the slowest."""
+        levels = self.topology.levels
+        bandwidth = min(level.bandwidth_bytes_per_second for level in levels)
+        return self._flat(bandwidth, max(level.latency_seconds for level in levels))
+
+    @cached_property
+    def fastest(self) -> StageCosts:
+        """The problem with every link the fastest: no plan is better in truth. A single level is as it is."""
+        if not self.is_nested:
+            return self.slowest
+        return self._flat(max(level.bandwidth_bytes_per_second for level in self.topology.levels), 0.0)
+
+    @cached_property
+    def max_stages(self) -> int:
+        """The deepest pipelines that the search of every shape can afford."""
+        steps = len(self.states.member) ** 2 * self.num_devices**2 / 2
+        return min(self.num_devices, len(self.profile.graph.layers), max(2, int(_MAX_STEPS / steps)))
+
+    def shape(self, stages: Iterable[FoundStage]) -> Shape:
+        """The layers of found stages."""
+        names = np.array([layer.name for layer in self.profile.graph.layers], dtype=object)
+        member = self.states.member
+        return tuple(
+            StageShape(tuple(names[member[s.stop] & ~member[s.start]]), s.num_replicas) for s in stages
+        )
+
+    def _flat(self, bandwidth: float, latency: float) -> StageCosts:
+        level = Level("all", self.num_devices, bandwidth, latency)
+        return StageCosts(self.states, self.quantities, [level], self.terms)
+
+
+def baselines(space: Space) -> list[Candidate]:
+    """One device, data parallelism and the straight pipeline on all devices, whether they fit or not."""
+    everything = tuple(layer.name for layer in space.profile.graph.layers)
+    found = [Candidate("one device", (StageShape(everything, 1),), baseline=True, reported=True)]
+    copies = min(space.num_devices, space.terms.num_microbatches)
+    if copies > 1:
+        found.append(
+            Candidate("data parallel", (StageShape(everything, copies),), baseline=True, reported=True)
+        )
+    depth = min(space.num_devices, len(everything))
+    if depth > 1:
+        limit = np.iinfo(np.int64).max
+        terms = replace(space.terms, memory_limit_bytes=int(limit))
+        costs = StageCosts(space.states, space.quantities, space.slowest.levels, terms)
+        straight = best_of_replicas(_seconds(costs), (1,) * depth)
+        assert straight is not None, "a graph of n layers has a chain of n + 1 states"
+        found.append(
+            Candidate("straight pipeline", space.shape(straight.stages), baseline=True, reported=True)
+        )
+    return found
+
+
+def search(
+    space: Space, wanted: Wanted, method: Literal["pipedream", "ilp"], time_limit_seconds: float
+) -> Searched:
+    """Candidates of the wanted shape, with a proof of how small their bottleneck can be."""
+    candidates: list[Candidate] = []
+    bounds: list[float] = []
+    if not wanted.is_any:
+        for costs in dict.fromkeys([space.slowest, space.fastest]):
+            found = _shapes(costs, wanted, space.num_devices, space.max_stages)
+            bounds = [f.value for f in found]
+            candidates += _proposals(space, found)
+        return Searched(tuple(candidates), _bound(space, bounds), "pipedream", ())
+    notes: list[str] = []
+    if method == "ilp":
+        try:
+            candidates, bounds = _by_ilp(space, time_limit_seconds)
+        except ilp.SolverError as error:
+            notes.append(f"The ILP solver gave no plan ({error}); the dynamic programme was used instead.")
+            method = "pipedream"
+    if method == "pipedream":
+        candidates, bounds = _by_pipedream(space, notes)
+    for costs in dict.fromkeys([space.slowest, space.fastest]):
+        candidates += _proposals(space, _shapes(costs, wanted, space.num_devices, space.max_stages))
+    return Searched(tuple(candidates), _bound(space, bounds), method, tuple(notes))
+
+
+def least_memory(space: Space, wanted: Wanted) -> tuple[int, tuple[int, ...]]:
+    """The least bytes that some wanted plan needs on its fullest device, and that plan's replicas."""
+    found = _shapes(space.slowest, wanted, space.num_devices, space.max_stages, space.slowest.peak_bytes)
+    best = min(found, key=lambda f: f.value)
+    return int(best.value), tuple(stage.num_replicas for stage in best.stages)
+
+
+def largest_layer(space: Space) -> tuple[str, int]:
+    """The layer that needs most bytes in whatever stage it stands: on one device, one microbatch in flight."""
+    layers = space.profile.graph.layers
+    alone = np.vstack([np.zeros((1, len(layers)), dtype=np.bool_), np.eye(len(layers), dtype=np.bool_)])
+    parts = memory(measure(space.profile, alone), space.terms, 1)
+    # Channels are left out: with its neighbours in the same stage it has none.
+    needed = (parts.total_bytes - parts.channel_bytes)[0, 1:]
+    most = int(needed.argmax())
+    return layers[most].name, int(needed[most])
+
+
+def _by_pipedream(space: Space, notes: list[str]) -> tuple[list[Candidate], list[float]]:
+    candidates, bounds = [], []
+    for costs in dict.fromkeys([space.slowest, space.fastest]):
+        space.progress("searching the best plan for every count of devices")
+        found = pipedream.search_each(costs)
+        bounds = [f.bottleneck_seconds for f in found.values()]
+        for n, best in sorted(found.items(), key=lambda item: item[1].bottleneck_seconds)[:_MAX_PROPOSED]:
+            name, reported = f"pipedream on {_devices(n)}", _is_reported(n, space.num_devices)
+            candidates.append(Candidate(name, space.shape(best.stages), reported=reported))
+    if space.is_nested:
+        levels = space.topology.levels
+        pairs = sum(level.count**2 / 2 for level in levels[:-1])
+        if len(space.states.member) ** 3 / 6 * pairs > 5 * _MAX_STEPS:
+            notes.append(
+                "The model is too large for the search by levels: every link was taken for the slowest."
+            )
+            return candidates, bounds
+        space.progress("searching level by level")
+        for n, best in pipedream.search_each(space.nested()).items():
+            devices = n * math.prod(level.count for level in levels[:-1])
+            name = f"pipedream by levels on {_devices(devices)}"
+            candidates.append(Candidate(name, space.shape(best.stages)))
+    return candidates, bounds
+
+
+def _by_ilp(space: Space, time_limit_seconds: float) -> tuple[list[Candidate], list[float]]:
+    candidates, bounds = [], []
+    problems = dict.fromkeys([space.slowest, space.fastest, *([space.nested()] if space.is_nested else [])])
+    for costs in problems:
+        space.progress("solving the integer programme")
+        found = ilp.search(costs, time_limit_seconds=time_limit_seconds / len(problems))
+        if found is not None:
+            devices = sum(stage.num_replicas for stage in found.stages)
+            candidates.append(Candidate(f"ilp on {_devices(devices)}", space.shape(found.stages)))
+        if costs is space.fastest:
+            bounds = [found.lower_bound_seconds] if found is not None else []
+    return candidates, bounds
+
+
+def _shapes(
+    costs: StageCosts,
+    wanted: Wanted,
+    num_devices: int,
+    max_stages: int,
+    value: Value | None = None,
+) -> list[ShapeFound]:
+    """The best plan of every wanted shape, by its seconds unless another value is given."""
+    value = value or _seconds(costs)
+    if wanted.replicas is not None:
+        found = best_of_replicas(value, wanted.replicas)
+        return [found] if found is not None else []
+    deepest = wanted.num_stages or wanted.max_stages or max_stages
+    each = best_of_each_shape(value, num_devices, deepest)
+    return [f for f in each.values() if wanted.allows([s.num_replicas for s in f.stages])]
+
+
+def _seconds(costs: StageCosts) -> Value:
+    compute = costs.compute_seconds()
+    return lambda num_replicas, after: costs.stage_seconds(0, num_replicas, after, compute)
+
+
+def _proposals(space: Space, found: Sequence[ShapeFound]) -> list[Candidate]:
+    """Those with the smallest bottlenecks, and the best of every small count of stages."""
+    proposals, depths = [], set()
+    for place, best in enumerate(sorted(found, key=lambda f: f.value)):
+        stages, devices = len(best.stages), sum(stage.num_replicas for stage in best.stages)
+        reported = stages not in depths and stages <= _MAX_REPORTED
+        depths.add(stages)
+        if place < _MAX_PROPOSED or reported:
+            name = f"{stages} stage{'s' if stages > 1 else ''} on {_devices(devices)}"
+            proposals.append(Candidate(name, space.shape(best.stages), reported=reported))
+    return proposals
+
+
+def _is_reported(devices: int, given: int) -> bool:
+    """Of few devices every count, of many those that halve."""
+    return given <= _MAX_REPORTED or devices in [given >> i for i in range(given.bit_length())]
+
+
+def _devices(n: int) -> str:
+    return f"{n} device{'s' if n > 1 else ''}"
+
+
+def _bound(space: Space, bounds: Sequence[float]) -> float:
+    return min(bounds) if bounds and space.states.complete else 0.0

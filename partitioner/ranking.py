@@ -1,0 +1,71 @@
+"""Candidates by the time of their step: which plan wins, and what every other one would have taken."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpart.partitioner.candidates import Candidate, Wanted
+from dpart.partitioner.evaluate import Evaluation, Evaluator, Shape
+from dpart.partitioner.simulate import Timeline
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate that fits, with its step played through."""
+
+    candidate: Candidate
+    evaluation: Evaluation
+    timeline: Timeline
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted seconds of one step."""
+        return self.timeline.step_seconds
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The outcome.
+
+    Attributes:
+        winner: None if no wanted candidate fits.
+        others: The rest of those that fit, the fastest first, baselines even where they are the winner.
+        rejected: Those that do not fit in memory.
+    """
+
+    winner: Entry | None
+    others: tuple[Entry, ...]
+    rejected: tuple[tuple[Candidate, Evaluation], ...]
+
+
+def rank(evaluator: Evaluator, candidates: Sequence[Candidate], wanted: Wanted) -> Ranked:
+    """Evaluates all candidates; of plans that are equal the first one counts.
+
+    Ties in the time of a step, to one in a million, go to fewer devices, then to fewer stages.
+    """
+    fitting: list[tuple[Candidate, Evaluation]] = []
+    rejected: list[tuple[Candidate, Evaluation]] = []
+    seen: set[Shape] = set()
+    for candidate in candidates:
+        if candidate.shape in seen:
+            continue
+        seen.add(candidate.shape)
+        if max(stage.num_replicas for stage in candidate.shape) > evaluator.terms.num_microbatches:
+            continue
+        evaluation = evaluator.evaluate(candidate.shape)
+        (rejected if evaluation.short_bytes else fitting).append((candidate, evaluation))
+    fitting.sort(key=lambda pair: (not pair[0].reported, pair[1].busy_seconds))
+    entries: list[Entry] = []
+    fastest = float("inf")
+    for candidate, evaluation in fitting:
+        if not candidate.reported and evaluation.busy_seconds > fastest:
+            continue
+        entries.append(Entry(candidate, evaluation, evaluator.play(evaluation)))
+        if wanted.allows(evaluation.replicas):
+            fastest = min(fastest, entries[-1].step_seconds)
+    entries.sort(key=lambda e: e.step_seconds)
+    equal = [
+        e for e in entries if wanted.allows(e.evaluation.replicas) and e.step_seconds <= fastest * (1 + 1e-6)
+    ]
+    winner = min(equal, key=lambda e: (e.evaluation.num_devices, len(e.evaluation.stages)), default=None)
+    others = tuple(e for e in entries if e is not winner or e.candidate.baseline)
+    return Ranked(winner, others, tuple(rejected))

@@ -1,0 +1,212 @@
+"""Cost laws: vectors and matrices say what sets of layers say, and one plan costs the same either way."""
+
+import itertools
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+
+from dpart.partitioner.candidates import Space
+from dpart.partitioner.cost import Terms, all_reduce_seconds
+from dpart.partitioner.evaluate import Evaluator, StageShape
+from dpart.partitioner.quantities import measure
+from dpart.partitioner.topology import Device, Level, Topology
+from dpart.profiler.profile import Profile
+from dpart.runtime.schedule import SCHEDULES, Replica
+
+GiB = 2**30
+ONE_LEVEL = Topology(Device("cpu", GiB), (Level("machine", 4, 2e9, 1e-4),))
+TWO_LEVELS = Topology(Device("cpu", GiB), (Level("host", 2, 8e9, 1e-5), Level("cluster", 2, 1e9, 1e-4)))
+
+
+def space(profile: Profile, *, topology: Topology = ONE_LEVEL, m: int = 8, **options: str) -> Space:
+    terms = {"schedule": "1f1b", "optimizer": "adam", "memory_limit_bytes": GiB} | options
+    return Space(profile, topology, Terms(num_microbatches=m, **terms))  # type: ignore[arg-type]
+
+
+def by_sets(profile: Profile, before: set[str], stage: set[str]) -> dict[str, float]:
+    """The definition of every quantity, one stage at a time."""
+    graph = profile.graph
+    after = {layer.name for layer in graph.layers} - before - stage
+    costs = [profile.cost[name] for name in stage]
+
+    def uses(name: str, layers: Iterable[str]) -> bool:
+        return any(name in graph.layer[layer].parameters for layer in layers)
+
+    mine = [p for p in graph.parameters if uses(p.name, stage)]
+    expected = {
+        "forward_seconds": sum(c.forward_seconds for c in costs),
+        "backward_seconds": sum(c.backward_seconds for c in costs),
+        "stash_bytes": sum(c.stash_bytes for c in costs),
+        "workspace_bytes": max(c.workspace_bytes for c in costs),
+        "parameter_bytes": sum(p.size_bytes for p in mine),
+        "trainable_bytes": sum(p.size_bytes for p in mine if p.trainable),
+        "received_bytes": 0,
+        "returned_bytes": sum(p.size_bytes for p in mine if p.trainable and uses(p.name, before)),
+        "sent_bytes": 0,
+        "accepted_bytes": sum(p.size_bytes for p in mine if p.trainable and uses(p.name, after)),
+    }
+    for value in graph.values:
+        read = set(value.consumers)
+        if value.producer in before and read & stage:
+            expected["received_bytes"] += value.size_bytes
+            expected["returned_bytes"] += value.size_bytes * value.differentiable
+        if value.producer is not None and (value.producer in stage or read & stage) and read & after:
+            expected["sent_bytes"] += value.size_bytes
+            expected["accepted_bytes"] += value.size_bytes * value.differentiable
+    return expected
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_quantities_are_those_of_the_sets_of_layers(
+    seed: int, random_profile: Callable[[int], Profile]
+) -> None:
+    profile = random_profile(seed)
+    states = space(profile).states
+    found = measure(profile, states.member)
+    names = np.array([layer.name for layer in profile.graph.layers])
+    for i, j in zip(*np.nonzero(states.nested), strict=True):
+        before, stage = set(names[states.member[i]]), set(names[states.member[j] & ~states.member[i]])
+        for name, expected in by_sets(profile, before, stage).items():
+            value = getattr(found, name)[i, j]
+            assert value == (pytest.approx(expected, abs=1e-15) if "seconds" in name else expected), name
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_plan_costs_what_its_stages_cost_the_searcher(
+    seed: int, random_profile: Callable[[int], Profile]
+) -> None:
+    """On one level: every two-cut plan, its seconds, bytes and microbatches in flight."""
+    options = {"schedule": ("1f1b", "gpipe")[seed % 2], "optimizer": ("adam", "sgd")[seed // 2 % 2]}
+    here = space(random_profile(seed), m=5, **options)
+    costs, evaluator = here.slowest, Evaluator(here.profile, ONE_LEVEL, here.terms, 1.0)
+    compute, nested, last = costs.compute_seconds(), here.states.nested, len(here.states.member) - 1
+    for k, replicas in itertools.product(range(1, last), [(1, 1), (2, 1), (1, 3), (2, 2)]):
+        assert nested[0, k]
+        assert nested[k, last]
+        shape = tuple(
+            StageShape(
+                tuple(n.name for n, inside in zip(here.profile.graph.layers, row, strict=True) if inside), r
+            )
+            for row, r in zip((here.states.member[k], ~here.states.member[k]), replicas, strict=True)
+        )
+        found = evaluator.evaluate(shape)
+        for s, ((i, j), after) in enumerate((((0, k), replicas[1]), ((k, last), 0))):
+            asked = costs.stage_seconds(0, replicas[s], after, compute)[i, j]
+            assert found.stage_seconds[s] == pytest.approx(asked, rel=1e-12)
+            assert found.stages[s].memory.total_bytes == costs.peak_bytes(replicas[s], after)[i, j]
+        assert found.short_bytes == 0
+
+
+def test_in_flight_is_the_peak_of_the_schedule() -> None:
+    for replicas in itertools.chain(*(itertools.product((1, 2, 3, 4), repeat=k) for k in (1, 2, 3))):
+        for m, (kind, make) in itertools.product(range(1, 8), SCHEDULES.items()):
+            terms, schedule = Terms(m, kind, "sgd", GiB), make(replicas, m)  # type: ignore[arg-type]
+            for s, r in enumerate(replicas):
+                held = schedule.peak_in_flight(Replica(s, 0))
+                assert terms.in_flight(r, sum(replicas[s + 1 :])) == held
+                assert held == max(schedule.peak_in_flight(Replica(s, q)) for q in range(r))
+
+
+def test_the_share_is_that_of_the_busiest_replica() -> None:
+    for m, r in itertools.product(range(1, 9), range(1, 9)):
+        busiest = max(len(range(q, m, r)) for q in range(r))
+        assert Terms(m, "1f1b", "sgd", GiB).share(r) == busiest / m
+
+
+def test_a_tied_weight_counts_once_a_stage_and_its_gradient_travels(
+    random_profile: Callable[[int], Profile],
+) -> None:
+    seen = 0
+    for seed in range(40):
+        profile = random_profile(seed)
+        users = [layer.name for layer in profile.graph.layers if "tied" in layer.parameters]
+        if not users or not profile.graph.parameter["tied"].trainable:
+            continue
+        seen += 1
+        names = tuple(layer.name for layer in profile.graph.layers)
+        here = space(profile)
+        evaluator = Evaluator(profile, ONE_LEVEL, here.terms, 1.0)
+        cut = names.index(users[0]) + 1
+        whole = evaluator.evaluate((StageShape(names, 1),))
+        split = evaluator.evaluate((StageShape(names[:cut], 1), StageShape(names[cut:], 1)))
+        size = profile.graph.parameter["tied"].size_bytes
+        assert (
+            sum(s.memory.parameter_bytes for s in split.stages)
+            == whole.stages[0].memory.parameter_bytes + size
+        )
+        (flow,) = split.flows
+        assert flow.closing_bytes == size
+        assert (flow.backward_bytes or 0) >= size
+        assert whole.flows == ()
+    assert seen > 5
+
+
+def test_memory_adds_up_and_follows_the_optimizer(random_profile: Callable[[int], Profile]) -> None:
+    profile = random_profile(3)
+    names = tuple(layer.name for layer in profile.graph.layers)
+    found = {
+        optimizer: Evaluator(profile, ONE_LEVEL, space(profile, optimizer=optimizer).terms, 1.0)
+        .evaluate((StageShape(names, 1),))
+        .stages[0]
+        .memory
+        for optimizer in ("sgd", "adam")
+    }
+    trainable = sum(p.size_bytes for p in profile.graph.parameters if p.trainable)
+    assert found["adam"].optimizer_bytes == 2 * trainable
+    assert found["sgd"].optimizer_bytes == 0
+    for memory in found.values():
+        assert memory.gradient_bytes == trainable
+        items = [
+            getattr(memory, f"{n}_bytes")
+            for n in ["parameter", "gradient", "optimizer", "stash", "workspace", "channel"]
+        ]
+        assert memory.total_bytes == sum(items)
+
+
+def test_all_reduce_is_a_ring_on_every_level() -> None:
+    size = np.array([8e9])
+    levels = TWO_LEVELS.levels
+    assert all_reduce_seconds(size, levels, (1, 1))[0] == 0
+    assert all_reduce_seconds(size, levels, (2, 1))[0] == pytest.approx(8e9 / 8e9 + 2 * 1e-5)
+    both = all_reduce_seconds(size, levels, (2, 2))[0]
+    assert both == pytest.approx(8e9 / 8e9 + 2 * 1e-5 + 8e9 / 1e9 + 2 * 1e-4)
+    assert all_reduce_seconds(np.array([0.0]), levels, (2, 2))[0] == 0
+
+
+def test_links_of_a_flattened_plan_are_those_of_the_level_that_holds_both(
+    chain_profile: Callable[..., Profile],
+) -> None:
+    profile = chain_profile([1e-3] * 4, value_bytes=10**6)
+    here = space(profile, topology=TWO_LEVELS)
+    shape = tuple(StageShape((f"l{i}",), 1) for i in range(4))
+    found = Evaluator(profile, TWO_LEVELS, here.terms, 1.0).evaluate(shape)
+    inside, across = 1e-5 + 1e6 / 8e9, 1e-4 + 1e6 / 1e9
+    assert [s.receive_seconds for s in found.stages] == pytest.approx([0, inside, across, inside])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_fastest_links_bound_every_plan_from_below(
+    seed: int, random_profile: Callable[[int], Profile]
+) -> None:
+    """So a plan that reaches the optimum of that problem is proved to be optimal on the true links."""
+    here = space(random_profile(seed), topology=TWO_LEVELS)
+    evaluator = Evaluator(here.profile, TWO_LEVELS, here.terms, 1.0)
+    compute, last = here.fastest.compute_seconds(), len(here.states.member) - 1
+    layers = here.profile.graph.layers
+    for k, replicas in itertools.product(range(1, last), [(1, 1), (3, 1), (1, 2), (2, 2)]):
+        first, second = here.states.member[k], ~here.states.member[k]
+        shape = tuple(
+            StageShape(tuple(n.name for n, inside in zip(layers, row, strict=True) if inside), r)
+            for row, r in zip((first, second), replicas, strict=True)
+        )
+        exact = evaluator.evaluate(shape).stage_seconds
+        for costs, sign in ((here.fastest, 1), (here.slowest, -1)):
+            asked = (
+                costs.stage_seconds(0, replicas[0], replicas[1], compute)[0, k],
+                costs.stage_seconds(0, replicas[1], 0, compute)[k, last],
+            )
+            if sign == 1:
+                assert max(asked) <= max(exact) * (1 + 1e-12)
+            elif max(replicas) == 1:
+                assert max(asked) >= max(exact) * (1 - 1e-12)
