@@ -15,14 +15,13 @@ from torch import fx
 from dpart.codegen.names import RESERVED, Names
 from dpart.codegen.scopes import Scope, is_number, is_unpacking, operands, rows_of
 from dpart.codegen.source import ATOM, AUGMENTED, Context, Expr, expression, index
-from dpart.codegen.stages import is_tuple
+from dpart.codegen.stages import is_tuple, writes
 from dpart.codegen.state import Slot, built, reference
 from dpart.codegen.wording import operand_hints, module_name, parameter_names, plain_name, telling_name
 from dpart.compiler.captured import CapturedModel
-from dpart.compiler.layers import changes_in_place
 
-_LONGEST = 72
-_LONGEST_STATEMENT = 84
+_LONGEST = 80
+_LONGEST_STATEMENT = 88
 _DEEPEST = 3
 
 _RESHAPES = frozenset({"view", "reshape", "transpose", "permute", "contiguous", "expand", "unsqueeze", "squeeze"})
@@ -314,24 +313,22 @@ class _Body:
         if name in others or not self._is_dead(start, place + len(run) - 1, result):
             name = self.names.new(plain_name(first, self.first))
             self.text.append(f"{name} = {self._ref(start).text}")
-        block = self.names.new("block" if isinstance(first, Scope) else "layer")
-        arguments = [*others[:carrier], name, *others[carrier:]]
-        self.text += [f"for {block} in {self._blocks(run)}:", f"    {name} = {block}({', '.join(arguments)})"]
+        arguments = ", ".join([*others[:carrier], name, *others[carrier:]])
+        parent, _, number = _path(first).rpartition(".")
+        container, listed = self._slot(parent), reference(self.slot, parent)
+        if len(run) == len(container.children):
+            block = self.names.new("block" if isinstance(first, Scope) else "layer")
+            is_list = container.is_list and built(container) is not None
+            self.text.append(f"for {block} in {listed}{'' if is_list else '.values()'}:")
+        else:
+            i = self.names.new("i")
+            start_text = f"{number}, " if int(number) else ""
+            self.text.append(f"for {i} in range({start_text}{int(number) + len(run)}):")
+            by_number = reference(self.slot, _path(first)).endswith(f"[{number}]")
+            block = f"{listed}[{i if by_number else f'str({i})'}]"
+        self.text.append(f"    {name} = {block}({arguments})")
         self._bind(result, name)
         return len(run)
-
-    def _blocks(self, run: list[Item]) -> str:
-        """What a loop over the blocks goes through."""
-        parent = _path(run[0]).rpartition(".")[0]
-        container = self._slot(parent)
-        listed = reference(self.slot, parent)
-        is_list = container.is_list and built(container) is not None
-        if len(run) == len(container.children):
-            return listed if is_list else f"{listed}.values()"
-        first, last = (int(_path(i).rpartition(".")[2]) for i in (run[0], run[-1]))
-        if is_list:
-            return f"{listed}[{first or ''}:{last + 1}]"
-        return f"({listed}[str(i)] for i in range({first}, {last + 1}))"
 
     def _slot(self, path: str) -> Slot:
         return self.slot.at(path.removeprefix(self.slot.path).lstrip("."))
@@ -364,12 +361,14 @@ class _Body:
         """Whether leaving out an item whose result nobody reads changes nothing."""
         if isinstance(item, Scope) or item.op == "call_module":
             return False
-        return not changes_in_place(item, self.captured.module) and item.meta.get("layer") is None
+        return not writes(item, self.captured.module) and item.meta.get("layer") is None
 
 
 def _reshapes(item: Item) -> bool:
-    """Whether the item is a method that only reshapes: a chain of them is easily read."""
-    return isinstance(item, fx.Node) and item.op == "call_method" and item.target in _RESHAPES
+    """Whether the item is an operator or only reshapes: a chain of them is easily read."""
+    if isinstance(item, Scope) or item.op == "call_module":
+        return False
+    return item.target in _RESHAPES or getattr(item.target, "__module__", "") == "_operator"
 
 
 def _augments(node: fx.Node) -> bool:

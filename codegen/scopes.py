@@ -10,7 +10,7 @@ partly inside, or that cannot stand alone, is inlined into the scope around it::
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -161,7 +161,7 @@ class _Build:
         return type(self.captured.model.model.get_submodule(path)).forward is nn.Sequential.forward
 
     def _place_prelude(self, root: Scope) -> None:
-        """Puts what is recomputed into the innermost scope around all its users, before the first of them."""
+        """Puts what is recomputed into the innermost scope around all its users."""
         for node in reversed(self.content.nodes):
             if node.meta["layer"] is not None or is_number(node):
                 continue
@@ -170,17 +170,7 @@ class _Build:
             while scope.sequential and scope.parent is not None:
                 scope = scope.parent
             self.home[node] = scope
-            scope.items.insert(self._first(scope, users), node)
-
-    def _first(self, scope: Scope, users: Iterable[fx.Node]) -> int:
-        places = [len(scope.items)]
-        for user in users:
-            item: fx.Node | Scope = user
-            around: Scope | None = self.home.get(user, scope)
-            while around is not None and around is not scope:
-                item, around = around, around.parent
-            places += [i for i, other in enumerate(scope.items) if other is item]
-        return min(places)
+            scope.items.insert(0, node)
 
     def _outputs(self, scope: Scope) -> None:
         inside = {n for s in scope.walk() for n in s.items if isinstance(n, fx.Node)}
@@ -204,9 +194,10 @@ class _Build:
                 elif node not in made and not (node.op == "get_attr" and scope.owns(str(node.target))):
                     needed[node] = None
         scope.inputs = list(self.content.inputs) if scope.parent is None else list(needed)
-        self._place_numbers(scope, numbers)
+        self._add_numbers(scope, numbers)
+        scope.items = _ordered(scope)
 
-    def _place_numbers(self, scope: Scope, numbers: list[fx.Node]) -> None:
+    def _add_numbers(self, scope: Scope, numbers: list[fx.Node]) -> None:
         todo, found = list(numbers), set()
         while todo:
             node = todo.pop()
@@ -216,9 +207,8 @@ class _Build:
         for node in reversed([n for n in self.content.nodes if n in found]):
             if node.name == "batch_size" and rows_of(scope, self.captured) is None:
                 scope.inputs.append(node)
-                continue
-            users = [i for i, item in enumerate(scope.items) if node in operands(item)]
-            scope.items.insert(users[0] if len(users) == 1 else 0, node)
+            else:
+                scope.items.insert(0, node)
 
     def _check_sequential(self, scope: Scope) -> None:
         """Whether the call is a chain of all its children in turn, as ``nn.Sequential`` runs them."""
@@ -247,6 +237,42 @@ def rows_of(scope: Scope, captured: CapturedModel) -> tuple[fx.Node, int] | None
             if values[node.name].shape[dim] == captured.graph.microbatch_size:
                 return node, dim
     return None
+
+
+def _ordered(scope: Scope) -> list[fx.Node | Scope]:
+    """The items with what is recomputed moved to its first reader, where it reads best; the rest stays in order.
+
+    Before each reader come first the parts that are read more than once, then those that are read only there.
+    """
+    movable = {i for i in scope.items if isinstance(i, fx.Node) and i.meta.get("layer") is None}
+    reads = Counter(n for item in scope.items for n in operands(item))
+    result: list[fx.Node | Scope] = [n for n in movable if n.name == "batch_size" and reads[n] > 1]
+    placed = set(result)
+
+    def own_parts(item: fx.Node | Scope) -> tuple[list[fx.Node], list[fx.Node]]:
+        """What is to be placed for an item: parts read more than once, and those only it reads, in order."""
+        shared, own, todo = [], [], [item]
+        while todo:
+            for node in reversed(operands(todo.pop())):
+                if node in movable and node not in placed:
+                    (shared if reads[node] > 1 else own).append(node)
+                    todo += [node] if reads[node] == 1 else []
+        return list(dict.fromkeys(reversed(shared))), own[::-1]
+
+    for item in scope.items:
+        if item in movable:
+            continue
+        todo: list[fx.Node | Scope] = [item]
+        while todo:
+            shared, own = own_parts(todo[-1])
+            if shared:
+                todo.append(shared[0])
+                continue
+            done = todo.pop()
+            if done not in placed:
+                result += [*own, done]
+                placed.update([*own, done])
+    return result
 
 
 def _common(scopes: list[Scope]) -> Scope | None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from dpart.codegen.stages import writes
 from dpart.compiler.captured import CapturedModel
-from dpart.compiler.layers import changes_in_place
 
 
 def simplified(captured: CapturedModel) -> CapturedModel:
@@ -39,7 +39,7 @@ def _is_prelude(node: fx.Node) -> bool:
 
 def _changes_prelude(node: fx.Node, module: fx.GraphModule) -> bool:
     first = node.args[0] if node.op.startswith("call_") and node.args else None
-    return isinstance(first, fx.Node) and _is_prelude(first) and changes_in_place(node, module)
+    return isinstance(first, fx.Node) and _is_prelude(first) and writes(node, module)
 
 
 def _neutral(node: fx.Node, args: Any, kwargs: Any) -> fx.Node | None:

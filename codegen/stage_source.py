@@ -65,14 +65,15 @@ def _header(captured: CapturedModel, plan: Plan, content: StageContent) -> list[
     stage = plan.stages[content.index]
     first, last = plain(stage.layers[0]), plain(stage.layers[-1])
     span = f"layer {first}" if len(stage.layers) == 1 else f"{len(stage.layers)} layers, {first} to {last}"
-    title = f"Stage {content.index} of {len(plan.stages)} of {plain(captured.graph.model)}: {span}."
-    note = (
-        f"Written by dpart for the plan with fingerprint {plain(plan.fingerprint)}. Predicted for a microbatch "
-        f"of {plan.microbatch_size} rows: {stage.forward_seconds:.3g} s forward, {stage.backward_seconds:.3g} s "
-        "backward."
+    title = (
+        f'"""Stage {content.index} of {len(plan.stages)} of {plain(captured.graph.model)}, from plan '
+        f"{plain(plan.fingerprint)}: {span}."
     )
-    title_lines = _filled('"""' + title, _WIDTH)
-    return [*title_lines, "", *_filled(note, _WIDTH), '"""']
+    note = (
+        f"Predicted for {plan.microbatch_size} rows: {stage.forward_seconds:.3g} s forward, "
+        f'{stage.backward_seconds:.3g} s backward."""'
+    )
+    return [*_filled(title, _WIDTH), "", *_filled(note, _WIDTH)]
 
 
 def _traffic(content: StageContent) -> str:

@@ -104,6 +104,13 @@ def random_calls(captured: CapturedModel) -> dict[fx.Node, int]:
     return {node: i for i, node in enumerate(calls)}
 
 
+def writes(node: fx.Node, module: fx.GraphModule) -> bool:
+    """Whether the node writes to its first argument."""
+    if node.target in (operator.and_, operator.or_, operator.not_):
+        return False
+    return node.target is operator.setitem or changes_in_place(node, module)
+
+
 def is_tuple(node: fx.Node) -> bool:
     """Whether the node's result is a tuple of tensors rather than one tensor or a number."""
     return (
@@ -189,11 +196,10 @@ def _changed(
         first = node.args[0] if node.args else None
         if not isinstance(first, fx.Node) or first not in root:
             continue
-        writes = changes_in_place(node, module) or node.target is operator.setitem
-        if writes:
+        if writes(node, module):
             found.add(root[first])
         views = node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), _VIEW_MODULES)
-        if writes or views or (node.op != "call_module" and target_name(node) in _VIEWS):
+        if writes(node, module) or views or (node.op != "call_module" and target_name(node) in _VIEWS):
             root[node] = root[first]
     return tuple(n for n in inputs if n in found)
 

@@ -26,9 +26,9 @@ _OPERANDS: dict[Any, tuple[str, ...]] = {
 _RESULTS: dict[Any, str] = {
     F.scaled_dot_product_attention: "attended", F.cross_entropy: "loss", F.nll_loss: "loss",
     F.binary_cross_entropy_with_logits: "loss", F.mse_loss: "loss", F.l1_loss: "loss",
-    F.smooth_l1_loss: "loss", torch.arange: "positions", torch.cat: "joined", F.embedding: "embedded",
+    F.smooth_l1_loss: "loss", torch.cat: "joined", F.embedding: "embedded",
     operator.le: "mask", operator.ge: "mask", operator.lt: "mask", operator.gt: "mask", operator.eq: "mask",
-    operator.and_: "mask", operator.or_: "mask", torch.cumsum: "counts", F.one_hot: "one_hot",
+    operator.and_: "mask", operator.or_: "mask", F.one_hot: "one_hot",
 }  # fmt: skip
 _SHAPES = frozenset({
     "view", "reshape", "transpose", "permute", "contiguous", "expand", "unsqueeze", "squeeze", "getitem", "to",
@@ -100,12 +100,22 @@ def plain_name(item: fx.Node | Scope, first: str | None) -> str:
     if isinstance(item, fx.Node) and item.op != "call_module":
         name = target_name(item)
         if not _floating(item) and "dtype" in item.meta:
-            return "mask" if item.meta["dtype"] is torch.bool else "positions" if name == "arange" else "index"
+            return "mask" if item.meta["dtype"] is torch.bool else _integers(item)
         if "dtype" not in item.meta:
             return "count"
         if name not in _PLAIN and item.op == "call_function" and name.isidentifier():
             return base_name(name)
     return "out" if first in ("x", "inputs") else "hidden"
+
+
+def _integers(node: fx.Node) -> str:
+    """What integers are: the numbers of positions or of rows, or an index."""
+    origin = node
+    while origin.op.startswith("call_") and origin.target is not torch.arange:
+        if not origin.all_input_nodes or target_name(origin) not in _SHAPES | {"add"}:
+            return "index"
+        origin = origin.all_input_nodes[0]
+    return "rows" if any(a.name == "batch_size" for a in origin.all_input_nodes) else "positions"
 
 
 def _received_name(node: fx.Node, alone: bool) -> str:

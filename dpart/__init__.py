@@ -27,10 +27,12 @@ _HOMES = {
     "write_file": "dpart.runtime.files",
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names are strings
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> object:
+    if name == "commands":
+        return import_module("dpart.commands")
     if name not in _HOMES:
         raise AttributeError(f"module 'dpart' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)

@@ -1,3 +1,4 @@
+from dpart import commands as commands
 from dpart.api import Pipeline as Pipeline
 from dpart.api import compile as compile
 from dpart.codegen.emit import emit as emit

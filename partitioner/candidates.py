@@ -166,10 +166,11 @@ def baselines(space: Space) -> list[Candidate]:
         )
     depth = min(space.num_devices, len(everything))
     if depth > 1:
-        limit = np.iinfo(np.int64).max
-        terms = replace(space.terms, memory_limit_bytes=int(limit))
-        costs = StageCosts(space.states, space.quantities, space.slowest.levels, terms)
-        straight = best_of_replicas(_seconds(costs), (1,) * depth)
+        unlimited = replace(space.terms, memory_limit_bytes=np.iinfo(np.int64).max)
+        costs = StageCosts(space.states, space.quantities, space.slowest.levels, unlimited)
+        straight = best_of_replicas(_seconds(space.slowest), (1,) * depth) or best_of_replicas(
+            _seconds(costs), (1,) * depth
+        )
         assert straight is not None, "a graph of n layers has a chain of n + 1 states"
         found.append(
             Candidate("straight pipeline", space.shape(straight.stages), baseline=True, reported=True)
@@ -183,13 +184,16 @@ def search(
     """Candidates of the wanted shape, with a proof of how small their bottleneck can be."""
     candidates: list[Candidate] = []
     bounds: list[float] = []
+    notes: list[str] = []
     if not wanted.is_any:
         for costs in dict.fromkeys([space.slowest, space.fastest]):
             found = _shapes(costs, wanted, space.num_devices, space.max_stages)
             bounds = [f.value for f in found]
             candidates += _proposals(space, found)
-        return Searched(tuple(candidates), _bound(space, bounds), "pipedream", ())
-    notes: list[str] = []
+        notes += ["Plans of a given shape are found by dynamic programming, not by the ILP."] * (
+            method == "ilp"
+        )
+        return Searched(tuple(candidates), _bound(space, bounds), "pipedream", tuple(notes))
     if method == "ilp":
         try:
             candidates, bounds = _by_ilp(space, time_limit_seconds)

@@ -27,7 +27,8 @@ from dpart.partitioner.search import Mask, Matrix
 from dpart.partitioner.states import States
 from dpart.partitioner.topology import Level
 
-_OPTIMIZER_STATES = {"sgd": 0, "adam": 2}
+OPTIMIZER_STATES = {"sgd": 0, "adam": 2}
+"""Tensors of a parameter's size that the optimizer keeps for it; sgd has no momentum."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def memory(quantities: Quantities, terms: Terms, in_flight: int | npt.NDArray[np
     return Memory(
         parameter_bytes=q.parameter_bytes,
         gradient_bytes=q.trainable_bytes,
-        optimizer_bytes=_OPTIMIZER_STATES[terms.optimizer] * q.trainable_bytes,
+        optimizer_bytes=OPTIMIZER_STATES[terms.optimizer] * q.trainable_bytes,
         stash_bytes=in_flight * (q.stash_bytes + q.received_bytes),
         workspace_bytes=q.workspace_bytes,
         channel_bytes=q.received_bytes + q.returned_bytes + q.sent_bytes + q.accepted_bytes,

@@ -19,9 +19,11 @@ def alternatives(ranked: Ranked) -> tuple[Alternative, ...]:
     assert winner is not None
     entries = [e for e in ranked.others if e.candidate.baseline]
     found = [e for e in ranked.others if not e.candidate.baseline]
-    firsts = _first_of_each(found, lambda e: len(e.evaluation.stages))
-    firsts |= _first_of_each(found, lambda e: e.evaluation.num_devices)
-    entries += [e for e in found if e.candidate.name in firsts]
+    firsts = [
+        *_first_of_each(found, lambda e: len(e.evaluation.stages)),
+        *_first_of_each(found, lambda e: e.evaluation.num_devices),
+    ]
+    entries += [e for e in found if any(e is first for first in firsts)]
     listed = [
         Alternative(e.candidate.name, e.evaluation.replicas, e.step_seconds, _why_lost(e, winner))
         for e in entries
@@ -145,12 +147,12 @@ def _on_bound(lower_bound_seconds: float, winner: Entry) -> str:
     )
 
 
-def _first_of_each(entries: Iterable[Entry], count: Callable[[Entry], int]) -> set[str]:
-    """Names of the fastest of each count; at most a screenful."""
-    first: dict[int, str] = {}
+def _first_of_each(entries: Iterable[Entry], count: Callable[[Entry], int]) -> list[Entry]:
+    """The fastest of each count; at most a screenful."""
+    first: dict[int, Entry] = {}
     for entry in entries:
-        first.setdefault(count(entry), entry.candidate.name)
-    return set(list(first.values())[:_MAX_LISTED])
+        first.setdefault(count(entry), entry)
+    return list(first.values())[:_MAX_LISTED]
 
 
 def _fastest(entries: Iterable[Entry]) -> Entry | None:

@@ -19,7 +19,7 @@ from dpart.partitioner.candidates import (
     least_memory,
     search,
 )
-from dpart.partitioner.cost import Terms
+from dpart.partitioner.cost import OPTIMIZER_STATES, Terms
 from dpart.partitioner.evaluate import Evaluator
 from dpart.partitioner.notes import alternatives, notes
 from dpart.partitioner.plan import Plan
@@ -28,6 +28,7 @@ from dpart.partitioner.topology import Topology, local_topology
 from dpart.partitioner.units import format_bytes
 from dpart.profiler.profile import Profile
 from dpart.runtime.errors import UserError
+from dpart.runtime.schedule import SCHEDULES
 
 DEFAULT_MEMORY_HEADROOM = 0.1
 """For what the model does not know of: the framework's own memory and fragmentation."""
@@ -67,6 +68,11 @@ def partition(
     Raises:
         UserError: An option is impossible, or no plan fits; the message says by how much and what to do.
     """
+    _check_choices(
+        ("method", method, ("pipedream", "ilp")),
+        ("schedule", schedule, tuple(SCHEDULES)),
+        ("optimizer", optimizer, tuple(OPTIMIZER_STATES)),
+    )
     topology = local_topology(profile.machine) if topology is None else topology
     if num_devices is not None:
         topology = topology.first(num_devices)
@@ -76,6 +82,8 @@ def partition(
                 f"memory headroom {memory_headroom}: expected a share from 0 up to 1, such as 0.1."
             )
         memory_limit_bytes = int(topology.device.memory_bytes * (1 - memory_headroom))
+    if memory_limit_bytes < 1:
+        raise UserError(f"memory limit {memory_limit_bytes} bytes: expected at least 1.")
     batch_size = profile.batch_size if batch_size is None else batch_size
     if batch_size < 1:
         raise UserError(f"batch size {batch_size}: expected at least 1.")
@@ -122,6 +130,16 @@ def _plan(space: Space, wanted: Wanted, searched: Searched, ranked: Ranked) -> P
         alternatives=alternatives(ranked),
         notes=(*searched.notes, *notes(space, wanted, ranked, searched.lower_bound_seconds)),
     )
+
+
+def _check_choices(*choices: tuple[str, str, tuple[str, ...]]) -> None:
+    faults = [
+        f"{what} {given!r}: expected one of {', '.join(known)}."
+        for what, given, known in choices
+        if given not in known
+    ]
+    if faults:
+        raise UserError("\n".join(faults))
 
 
 def _check_profile(profile: Profile) -> None:

@@ -1,5 +1,6 @@
 """Plan laws: nothing offered is better than what is chosen, everything asked for is kept, every number adds up."""
 
+import io
 import itertools
 import math
 import subprocess
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from dpart.partitioner import ilp, pipedream
 from dpart.partitioner.candidates import Space
@@ -17,7 +19,9 @@ from dpart.partitioner.evaluate import Evaluator, StageShape, check_coverage
 from dpart.partitioner.partition import partition
 from dpart.partitioner.plan import Plan
 from dpart.partitioner.shapes import best_of_each_shape, best_of_replicas
+from dpart.partitioner.table import plan_table
 from dpart.partitioner.topology import Device, Level, Topology, local_topology
+from dpart.partitioner.units import format_bytes, format_seconds
 from dpart.profiler.profile import Profile
 from dpart.runtime.errors import UserError
 from dpart.runtime.files import read_file, write_file
@@ -200,6 +204,8 @@ def test_everything_impossible_that_was_asked_for_is_listed(chain_profile: Calla
         partition(profile, ONE_LEVEL, replicas=(2, 1), batch_size=3)
     with pytest.raises(UserError, match="batch size 0"):
         partition(profile, ONE_LEVEL, batch_size=0)
+    with pytest.raises(UserError, match="expected one of 1f1b, gpipe"):
+        partition(profile, ONE_LEVEL, schedule="2f2b")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="headroom"):
         partition(profile, ONE_LEVEL, memory_headroom=1.5)
 
@@ -279,6 +285,32 @@ def test_odd_layer_counts_lose_and_double_nothing(chain_profile: Callable[..., P
         profile = chain_profile([1e-3] * layers)
         plan = partition(profile, ONE_LEVEL, num_stages=stages)
         assert [n for s in plan.stages for n in s.layers] == [layer.name for layer in profile.graph.layers]
+
+
+def test_the_straight_pipeline_is_cut_to_fit_where_it_can(chain_profile: Callable[..., Profile]) -> None:
+    profile = chain_profile([1e-3, 1e-3, 1e-3, 9e-3], parameter_bytes=100 * MiB)
+    two = replace(ONE_LEVEL, levels=(replace(ONE_LEVEL.levels[0], count=2),))
+    plan = partition(profile, two, memory_limit_bytes=950 * MiB)
+    (straight,) = [a for a in plan.alternatives if a.name == "straight pipeline"]
+    assert (straight.note, len(plan.stages)) == ("this plan", 2)
+
+
+def test_the_table_shows_stages_baselines_and_notes(chain_profile: Callable[..., Profile]) -> None:
+    plan = partition(chain_profile([1e-6] * 4), ONE_LEVEL, num_stages=2, replicas=(2, 1))
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(plan_table(replace(plan, notes=("[bold] is no markup here.",))))
+    text = console.export_text()
+    slower = next(a for a in plan.alternatives if a.name == "data parallel").step_seconds
+    assert slower is not None
+    for part in (
+        "l1 .. l3 (3)" if len(plan.stages[0].layers) == 1 else "l0 .. ",
+        format_bytes(plan.stages[0].memory.total_bytes),
+        format_seconds(plan.step_seconds),
+        "data parallel",
+        f"{slower / plan.step_seconds:.2f}x",
+        "Note: [bold] is no markup here.",
+    ):
+        assert part in text
 
 
 def test_planning_loads_no_torch() -> None:
