@@ -146,9 +146,7 @@ class Space:
         """The layers of found stages."""
         names = np.array([layer.name for layer in self.profile.graph.layers], dtype=object)
         member = self.states.member
-        return tuple(
-            StageShape(tuple(names[member[s.stop] & ~member[s.start]]), s.num_replicas) for s in stages
-        )
+        return tuple(StageShape(tuple(names[member[s.stop] & ~member[s.start]]), s.num_replicas) for s in stages)
 
     def _flat(self, bandwidth: float, latency: float) -> StageCosts:
         level = Level("all", self.num_devices, bandwidth, latency)
@@ -161,9 +159,7 @@ def baselines(space: Space) -> list[Candidate]:
     found = [Candidate("one device", (StageShape(everything, 1),), baseline=True, reported=True)]
     copies = min(space.num_devices, space.terms.num_microbatches)
     if copies > 1:
-        found.append(
-            Candidate("data parallel", (StageShape(everything, copies),), baseline=True, reported=True)
-        )
+        found.append(Candidate("data parallel", (StageShape(everything, copies),), baseline=True, reported=True))
     depth = min(space.num_devices, len(everything))
     if depth > 1:
         unlimited = replace(space.terms, memory_limit_bytes=np.iinfo(np.int64).max)
@@ -172,15 +168,11 @@ def baselines(space: Space) -> list[Candidate]:
             _seconds(costs), (1,) * depth
         )
         assert straight is not None, "a graph of n layers has a chain of n + 1 states"
-        found.append(
-            Candidate("straight pipeline", space.shape(straight.stages), baseline=True, reported=True)
-        )
+        found.append(Candidate("straight pipeline", space.shape(straight.stages), baseline=True, reported=True))
     return found
 
 
-def search(
-    space: Space, wanted: Wanted, method: Literal["pipedream", "ilp"], time_limit_seconds: float
-) -> Searched:
+def search(space: Space, wanted: Wanted, method: Literal["pipedream", "ilp"], time_limit_seconds: float) -> Searched:
     """Candidates of the wanted shape, with a proof of how small their bottleneck can be."""
     candidates: list[Candidate] = []
     bounds: list[float] = []
@@ -190,9 +182,7 @@ def search(
             found = _shapes(costs, wanted, space.num_devices, space.max_stages)
             bounds = [f.value for f in found]
             candidates += _proposals(space, found)
-        notes += ["Plans of a given shape are found by dynamic programming, not by the ILP."] * (
-            method == "ilp"
-        )
+        notes += ["Plans of a given shape are found by dynamic programming, not by the ILP."] * (method == "ilp")
         return Searched(tuple(candidates), _bound(space, bounds), "pipedream", tuple(notes))
     if method == "ilp":
         try:
@@ -238,9 +228,7 @@ def _by_pipedream(space: Space, notes: list[str]) -> tuple[list[Candidate], list
         levels = space.topology.levels
         pairs = sum(level.count**2 / 2 for level in levels[:-1])
         if len(space.states.member) ** 3 / 6 * pairs > 5 * _MAX_STEPS:
-            notes.append(
-                "The model is too large for the search by levels: every link was taken for the slowest."
-            )
+            notes.append("The model is too large for the search by levels: every link was taken for the slowest.")
             return candidates, bounds
         space.progress("searching level by level")
         for n, best in pipedream.search_each(space.nested()).items():

@@ -113,8 +113,7 @@ def transfer_seconds(activation_bytes: Matrix, gradient_bytes: Matrix, level: Le
     """Activations one way and gradients the other for one microbatch, added up."""
     messages = (activation_bytes > 0).astype(np.float64) + (gradient_bytes > 0)
     total: Matrix = (
-        messages * level.latency_seconds
-        + (activation_bytes + gradient_bytes) / level.bandwidth_bytes_per_second
+        messages * level.latency_seconds + (activation_bytes + gradient_bytes) / level.bandwidth_bytes_per_second
     )
     return total
 

@@ -78,9 +78,7 @@ class Evaluator:
 
     def schedule(self, shape: Shape) -> Schedule:
         """The schedule that the plan's workers follow."""
-        return SCHEDULES[self.terms.schedule](
-            [stage.num_replicas for stage in shape], self.terms.num_microbatches
-        )
+        return SCHEDULES[self.terms.schedule]([stage.num_replicas for stage in shape], self.terms.num_microbatches)
 
     def evaluate(self, shape: Shape) -> Evaluation:
         """Everything but the time of the step.
@@ -133,12 +131,8 @@ class Evaluator:
             level = self.topology.level_of(ends)
             return Link(level.latency_seconds, level.bandwidth_bytes_per_second)
 
-        times = [
-            StageTime(s.forward_seconds, s.backward_seconds, s.all_reduce_seconds) for s in evaluation.stages
-        ]
-        return simulate(
-            self.schedule(shape), times, evaluation.flows, link, last_microbatch=self.last_microbatch
-        )
+        times = [StageTime(s.forward_seconds, s.backward_seconds, s.all_reduce_seconds) for s in evaluation.stages]
+        return simulate(self.schedule(shape), times, evaluation.flows, link, last_microbatch=self.last_microbatch)
 
     def _quantities(self, shape: Shape) -> Quantities:
         column = {layer.name: i for i, layer in enumerate(self.profile.graph.layers)}
@@ -158,9 +152,7 @@ class Evaluator:
                 total[0] += chain.forward_bytes
                 total[1] += chain.backward_bytes
                 total[2] += chain.closing_bytes
-        return tuple(
-            Flow(*pair, *(size if size else None for size in total)) for pair, total in sorted(totals.items())
-        )
+        return tuple(Flow(*pair, *(size if size else None for size in total)) for pair, total in sorted(totals.items()))
 
     def _receive_seconds(self, s: int, flows: Sequence[Flow], devices: Sequence[tuple[int, ...]]) -> float:
         total = 0.0
@@ -218,9 +210,7 @@ def check_coverage(graph: ModelGraph, shape: Shape) -> None:
     for value in graph.values:
         if value.producer is not None:
             for consumer in value.consumers:
-                assert stage_of[value.producer] <= stage_of[consumer], (
-                    f"{consumer} stands before {value.producer}"
-                )
+                assert stage_of[value.producer] <= stage_of[consumer], f"{consumer} stands before {value.producer}"
 
 
 def _give_out(shape: Shape) -> tuple[tuple[int, ...], ...]:

@@ -25,14 +25,11 @@ def alternatives(ranked: Ranked) -> tuple[Alternative, ...]:
     ]
     entries += [e for e in found if any(e is first for first in firsts)]
     listed = [
-        Alternative(e.candidate.name, e.evaluation.replicas, e.step_seconds, _why_lost(e, winner))
-        for e in entries
+        Alternative(e.candidate.name, e.evaluation.replicas, e.step_seconds, _why_lost(e, winner)) for e in entries
     ]
     by_shortage = sorted(ranked.rejected, key=lambda pair: (not pair[0].baseline, pair[1].short_bytes))
     for candidate, evaluation in by_shortage[:_MAX_LISTED]:
-        note = (
-            f"does not fit: {evaluation.short_bytes} bytes ({format_bytes(evaluation.short_bytes)}) too much"
-        )
+        note = f"does not fit: {evaluation.short_bytes} bytes ({format_bytes(evaluation.short_bytes)}) too much"
         listed.append(Alternative(candidate.name, evaluation.replicas, None, f"{note} on its fullest device"))
     return tuple(listed)
 
@@ -75,10 +72,7 @@ def _on_measurement(space: Space) -> str:
                 "one thread to predict a step."
             )
         return ""
-    if (
-        machine.device.lower() not in device.name.lower()
-        and device.name.lower() not in machine.device.lower()
-    ):
+    if machine.device.lower() not in device.name.lower() and device.name.lower() not in machine.device.lower():
         return f"Layers were measured on {machine.device}, and their times are taken as they are for {device.name}."
     return ""
 
@@ -117,8 +111,8 @@ def _on_idle_devices(space: Space, ranked: Ranked, winner: Entry) -> str:
         return f"{idle}: no plan on all of them was found that fits or could be faster."
     if more.step_seconds < winner.step_seconds:
         return f"{idle}, as asked for."
-    slower = _percent(more.step_seconds / winner.step_seconds - 1)
-    return f"{idle}: the best plan found on all {given} would take {format_seconds(more.step_seconds)}, {slower} more."
+    with_all, with_some = format_seconds(more.step_seconds), format_seconds(winner.step_seconds)
+    return f"{idle}: the best plan found on all {given} would take {with_all}, not {with_some}."
 
 
 def _on_communication(space: Space, winner: Entry) -> str:

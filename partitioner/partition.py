@@ -78,9 +78,7 @@ def partition(
         topology = topology.first(num_devices)
     if memory_limit_bytes is None:
         if not 0 <= memory_headroom < 1:
-            raise UserError(
-                f"memory headroom {memory_headroom}: expected a share from 0 up to 1, such as 0.1."
-            )
+            raise UserError(f"memory headroom {memory_headroom}: expected a share from 0 up to 1, such as 0.1.")
         memory_limit_bytes = int(topology.device.memory_bytes * (1 - memory_headroom))
     if memory_limit_bytes < 1:
         raise UserError(f"memory limit {memory_limit_bytes} bytes: expected at least 1.")
@@ -134,9 +132,7 @@ def _plan(space: Space, wanted: Wanted, searched: Searched, ranked: Ranked) -> P
 
 def _check_choices(*choices: tuple[str, str, tuple[str, ...]]) -> None:
     faults = [
-        f"{what} {given!r}: expected one of {', '.join(known)}."
-        for what, given, known in choices
-        if given not in known
+        f"{what} {given!r}: expected one of {', '.join(known)}." for what, given, known in choices if given not in known
     ]
     if faults:
         raise UserError("\n".join(faults))
@@ -147,9 +143,7 @@ def _check_profile(profile: Profile) -> None:
     if not layers:
         raise UserError("The profile has no layers: there is nothing to partition.")
     if [cost.layer for cost in profile.costs] != layers:
-        raise UserError(
-            "The profile's costs are not those of its layers, one each in order: profile it again."
-        )
+        raise UserError("The profile's costs are not those of its layers, one each in order: profile it again.")
 
 
 def _check_wanted(wanted: Wanted, topology: Topology, terms: Terms, num_layers: int) -> None:
@@ -164,9 +158,7 @@ def _check_wanted(wanted: Wanted, topology: Topology, terms: Terms, num_layers: 
         if not replicas or min(replicas) < 1:
             faults.append(f"replicas {_row(replicas)}: expected at least one stage, and one replica of each.")
         if wanted.num_stages not in (None, len(replicas)):
-            faults.append(
-                f"replicas {_row(replicas)} are for {len(replicas)} stages, not {wanted.num_stages}."
-            )
+            faults.append(f"replicas {_row(replicas)} are for {len(replicas)} stages, not {wanted.num_stages}.")
         if sum(replicas) > devices:
             faults.append(f"replicas {_row(replicas)} need {sum(replicas)} devices; there are {devices}.")
         if replicas and max(replicas) > m:

@@ -63,9 +63,7 @@ def rank(evaluator: Evaluator, candidates: Sequence[Candidate], wanted: Wanted) 
         if wanted.allows(evaluation.replicas):
             fastest = min(fastest, entries[-1].step_seconds)
     entries.sort(key=lambda e: e.step_seconds)
-    equal = [
-        e for e in entries if wanted.allows(e.evaluation.replicas) and e.step_seconds <= fastest * (1 + 1e-6)
-    ]
+    equal = [e for e in entries if wanted.allows(e.evaluation.replicas) and e.step_seconds <= fastest * (1 + 1e-6)]
     winner = min(equal, key=lambda e: (e.evaluation.num_devices, len(e.evaluation.stages)), default=None)
     others = tuple(e for e in entries if e is not winner or e.candidate.baseline)
     return Ranked(winner, others, tuple(rejected))

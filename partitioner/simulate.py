@@ -161,10 +161,7 @@ class _Play:
     def _missing(self, action: Action) -> list[Action]:
         """The actions whose message this one still waits for."""
         missing = [stage for stage in self._needs(action) if (action, stage) not in self._arrived]
-        return [
-            Action(s, Phase.FORWARD if s == action.stage else action.phase, action.microbatch)
-            for s in missing
-        ]
+        return [Action(s, Phase.FORWARD if s == action.stage else action.phase, action.microbatch) for s in missing]
 
     def _perform(self, replica: Replica, action: Action) -> list[Replica]:
         """Runs an action that has all it needs; returns the replicas that got a message."""

@@ -21,9 +21,7 @@ def plan_table(plan: Plan) -> RenderableType:
 
 
 def _stages(plan: Plan) -> Table:
-    table = _table(
-        f"{plan.model}: {len(plan.stages)} stage(s) on {_used(plan)} of {plan.num_devices} devices"
-    )
+    table = _table(f"{plan.model}: {len(plan.stages)} stage(s) on {_used(plan)} of {plan.num_devices} devices")
     table.add_column("stage", justify="right")
     table.add_column("layers", overflow="fold")
     table.add_column("replicas", justify="right")

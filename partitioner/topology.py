@@ -77,9 +77,7 @@ class Topology:
     @cached_property
     def group_sizes(self) -> tuple[int, ...]:
         """Devices in one group of each level."""
-        return tuple(
-            math.prod(level.count for level in self.levels[: i + 1]) for i in range(len(self.levels))
-        )
+        return tuple(math.prod(level.count for level in self.levels[: i + 1]) for i in range(len(self.levels)))
 
     def level_of(self, devices: Iterable[int]) -> Level:
         """The innermost level that has a group which holds all these devices."""
@@ -87,9 +85,7 @@ class Topology:
         first, last = min(chosen), max(chosen)
         assert last < self.num_devices, f"device {last} of {self.num_devices}"
         return next(
-            level
-            for level, size in zip(self.levels, self.group_sizes, strict=True)
-            if first // size == last // size
+            level for level, size in zip(self.levels, self.group_sizes, strict=True) if first // size == last // size
         )
 
     def ring_sizes(self, devices: Iterable[int]) -> tuple[int, ...]:

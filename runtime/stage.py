@@ -35,7 +35,8 @@ def load_stage(folder: Path, stage: StageProgram) -> nn.Module:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, or a `UserError` that says why there are none."""
     try:
-        return load_file(path)
+        # Copies, because kernels may round otherwise on memory that is not aligned, as a mapped file is not.
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file.") from None
     except (OSError, SafetensorError) as error:

@@ -12,8 +12,8 @@ MiB = 2**20
 
 
 @pytest.fixture
-def random_profile() -> Callable[[int], Profile]:
-    """By seed: a few layers as a random graph, with a tied weight, integers on the way, and free layers."""
+def random_profile() -> Callable[..., Profile]:
+    """By seed (and ``max_layers``): a few layers as a random graph, with a tied weight, integers on the way, and free layers."""
     return _random_profile
 
 

@@ -1,15 +1,17 @@
 """Cost laws: vectors and matrices say what sets of layers say, and one plan costs the same either way."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpart.partitioner.candidates import Space
 from dpart.partitioner.cost import Terms, all_reduce_seconds
-from dpart.partitioner.evaluate import Evaluator, StageShape
+from dpart.partitioner.evaluate import Evaluator, Shape, StageShape
 from dpart.partitioner.quantities import measure
+from dpart.partitioner.search import FoundStage
 from dpart.partitioner.topology import Device, Level, Topology
 from dpart.profiler.profile import Profile
 from dpart.runtime.schedule import SCHEDULES, Replica
@@ -58,9 +60,7 @@ def by_sets(profile: Profile, before: set[str], stage: set[str]) -> dict[str, fl
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_quantities_are_those_of_the_sets_of_layers(
-    seed: int, random_profile: Callable[[int], Profile]
-) -> None:
+def test_quantities_are_those_of_the_sets_of_layers(seed: int, random_profile: Callable[[int], Profile]) -> None:
     profile = random_profile(seed)
     states = space(profile).states
     found = measure(profile, states.member)
@@ -72,30 +72,51 @@ def test_quantities_are_those_of_the_sets_of_layers(
             assert value == (pytest.approx(expected, abs=1e-15) if "seconds" in name else expected), name
 
 
+def plans(here: Space, replicas: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Shape]]:
+    """All plans with these replicas, as rows of states and as stages of layers."""
+    nested, last = here.states.nested, len(here.states.member) - 1
+    for inner in itertools.combinations(range(1, last), len(replicas) - 1):
+        row = (0, *inner, last)
+        if all(nested[a, b] for a, b in itertools.pairwise(row)):
+            found = (FoundStage(a, b, r) for (a, b), r in zip(itertools.pairwise(row), replicas, strict=True))
+            yield row, here.shape(found)
+
+
 @pytest.mark.parametrize("seed", range(40))
-def test_a_plan_costs_what_its_stages_cost_the_searcher(
-    seed: int, random_profile: Callable[[int], Profile]
-) -> None:
-    """On one level: every two-cut plan, its seconds, bytes and microbatches in flight."""
+def test_a_plan_costs_what_its_stages_cost_the_searcher(seed: int, random_profile: Callable[..., Profile]) -> None:
+    """On one level: every plan of two and three stages, its seconds, bytes and microbatches in flight."""
     options = {"schedule": ("1f1b", "gpipe")[seed % 2], "optimizer": ("adam", "sgd")[seed // 2 % 2]}
-    here = space(random_profile(seed), m=5, **options)
+    here = space(random_profile(seed, max_layers=5), m=5, **options)
     costs, evaluator = here.slowest, Evaluator(here.profile, ONE_LEVEL, here.terms, 1.0)
-    compute, nested, last = costs.compute_seconds(), here.states.nested, len(here.states.member) - 1
-    for k, replicas in itertools.product(range(1, last), [(1, 1), (2, 1), (1, 3), (2, 2)]):
-        assert nested[0, k]
-        assert nested[k, last]
-        shape = tuple(
-            StageShape(
-                tuple(n.name for n, inside in zip(here.profile.graph.layers, row, strict=True) if inside), r
-            )
-            for row, r in zip((here.states.member[k], ~here.states.member[k]), replicas, strict=True)
-        )
-        found = evaluator.evaluate(shape)
-        for s, ((i, j), after) in enumerate((((0, k), replicas[1]), ((k, last), 0))):
-            asked = costs.stage_seconds(0, replicas[s], after, compute)[i, j]
-            assert found.stage_seconds[s] == pytest.approx(asked, rel=1e-12)
-            assert found.stages[s].memory.total_bytes == costs.peak_bytes(replicas[s], after)[i, j]
-        assert found.short_bytes == 0
+    compute = costs.compute_seconds()
+    for replicas in ((2, 1), (1, 3), (2, 2), (1, 1, 1), (1, 2, 1)):
+        for row, shape in plans(here, replicas):
+            found, before = evaluator.evaluate(shape), set[str]()
+            for s, (i, j) in enumerate(itertools.pairwise(row)):
+                after, stage = sum(replicas[s + 1 :]), found.stages[s]
+                asked = costs.stage_seconds(0, replicas[s], after, compute)[i, j]
+                assert found.stage_seconds[s] == pytest.approx(asked, rel=1e-12)
+                assert stage.memory.total_bytes == costs.peak_bytes(replicas[s], after)[i, j]
+                expected = by_sets(here.profile, before, set(stage.layers))
+                held = expected["stash_bytes"] + expected["received_bytes"]
+                assert stage.memory.stash_bytes == stage.in_flight * held
+                directions = ("received_bytes", "returned_bytes", "sent_bytes", "accepted_bytes")
+                assert stage.memory.channel_bytes == sum(expected[name] for name in directions)
+                before |= set(stage.layers)
+            assert found.short_bytes == 0
+
+
+def test_a_value_that_skips_a_stage_goes_past_it(chain_profile: Callable[..., Profile]) -> None:
+    """From its producer straight to the stage that reads it, and on from there to the next one that does."""
+    profile = chain_profile([1e-3] * 4)
+    graph = profile.graph
+    skipping = replace(graph.values[1], consumers=("l1", "l3"), size_bytes=5)
+    graph = replace(graph, values=(graph.values[0], skipping, *graph.values[2:]))
+    here = space(replace(profile, graph=graph))
+    evaluator = Evaluator(here.profile, ONE_LEVEL, here.terms, 1.0)
+    flows = evaluator.evaluate(tuple(StageShape((f"l{i}",), 1) for i in range(4))).flows
+    sizes = {(f.source, f.target): f.forward_bytes for f in flows}
+    assert sizes == {(0, 1): 5, (1, 2): 2**20, (1, 3): 5, (2, 3): 2**20}
 
 
 def test_in_flight_is_the_peak_of_the_schedule() -> None:
@@ -131,10 +152,7 @@ def test_a_tied_weight_counts_once_a_stage_and_its_gradient_travels(
         whole = evaluator.evaluate((StageShape(names, 1),))
         split = evaluator.evaluate((StageShape(names[:cut], 1), StageShape(names[cut:], 1)))
         size = profile.graph.parameter["tied"].size_bytes
-        assert (
-            sum(s.memory.parameter_bytes for s in split.stages)
-            == whole.stages[0].memory.parameter_bytes + size
-        )
+        assert sum(s.memory.parameter_bytes for s in split.stages) == whole.stages[0].memory.parameter_bytes + size
         (flow,) = split.flows
         assert flow.closing_bytes == size
         assert (flow.backward_bytes or 0) >= size
@@ -186,27 +204,17 @@ def test_links_of_a_flattened_plan_are_those_of_the_level_that_holds_both(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_fastest_links_bound_every_plan_from_below(
-    seed: int, random_profile: Callable[[int], Profile]
-) -> None:
+def test_the_fastest_links_bound_every_plan_from_below(seed: int, random_profile: Callable[..., Profile]) -> None:
     """So a plan that reaches the optimum of that problem is proved to be optimal on the true links."""
-    here = space(random_profile(seed), topology=TWO_LEVELS)
+    here = space(random_profile(seed, max_layers=5), topology=TWO_LEVELS)
     evaluator = Evaluator(here.profile, TWO_LEVELS, here.terms, 1.0)
-    compute, last = here.fastest.compute_seconds(), len(here.states.member) - 1
-    layers = here.profile.graph.layers
-    for k, replicas in itertools.product(range(1, last), [(1, 1), (3, 1), (1, 2), (2, 2)]):
-        first, second = here.states.member[k], ~here.states.member[k]
-        shape = tuple(
-            StageShape(tuple(n.name for n, inside in zip(layers, row, strict=True) if inside), r)
-            for row, r in zip((first, second), replicas, strict=True)
-        )
-        exact = evaluator.evaluate(shape).stage_seconds
-        for costs, sign in ((here.fastest, 1), (here.slowest, -1)):
-            asked = (
-                costs.stage_seconds(0, replicas[0], replicas[1], compute)[0, k],
-                costs.stage_seconds(0, replicas[1], 0, compute)[k, last],
-            )
-            if sign == 1:
-                assert max(asked) <= max(exact) * (1 + 1e-12)
-            elif max(replicas) == 1:
-                assert max(asked) >= max(exact) * (1 - 1e-12)
+    compute = here.fastest.compute_seconds()
+    for replicas in ((1, 1), (3, 1), (1, 2), (2, 2), (1, 1, 1, 1), (4,)):
+        for row, shape in plans(here, replicas):
+            exact = evaluator.evaluate(shape).stage_seconds
+            for s, (i, j) in enumerate(itertools.pairwise(row)):
+                after = sum(replicas[s + 1 :])
+                least = here.fastest.stage_seconds(0, replicas[s], after, compute)[i, j]
+                assert least <= exact[s] * (1 + 1e-12)
+                if max(replicas) == 1:
+                    assert here.slowest.stage_seconds(0, 1, after, compute)[i, j] >= exact[s] * (1 - 1e-12)

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dpart.partitioner import ilp, pipedream
-from dpart.partitioner.candidates import Space
+from dpart.partitioner import candidates, ilp, pipedream
+from dpart.partitioner.candidates import Space, Wanted, baselines, search
 from dpart.partitioner.cost import Terms
 from dpart.partitioner.evaluate import Evaluator, StageShape, check_coverage
 from dpart.partitioner.partition import partition
 from dpart.partitioner.plan import Plan
+from dpart.partitioner.ranking import rank
 from dpart.partitioner.shapes import best_of_each_shape, best_of_replicas
 from dpart.partitioner.table import plan_table
 from dpart.partitioner.topology import Device, Level, Topology, local_topology
@@ -49,9 +50,7 @@ def test_plans_add_up_and_nothing_offered_is_better(
     assert plan.num_microbatches == math.ceil((30 - seed) / 4)
     shape = tuple(StageShape(stage.layers, stage.num_replicas) for stage in plan.stages)
     check_coverage(profile.graph, shape)
-    assert [d for stage in plan.stages for d in stage.devices] == list(
-        range(sum(s.num_replicas for s in shape))
-    )
+    assert [d for stage in plan.stages for d in stage.devices] == list(range(sum(s.num_replicas for s in shape)))
     assert all(s.memory.total_bytes <= plan.memory_limit_bytes for s in plan.stages)
     assert plan.memory_limit_bytes == int(0.9 * GiB)
 
@@ -115,9 +114,7 @@ def tight_limit(profile: Profile, topology: Topology, m: int, seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_searchers_equal_an_exhaustive_search_of_plans(
-    seed: int, random_profile: Callable[..., Profile]
-) -> None:
+def test_searchers_equal_an_exhaustive_search_of_plans(seed: int, random_profile: Callable[..., Profile]) -> None:
     """On one level, memory binding in most cases: by count of devices, by shape, and by given replicas."""
     profile = random_profile(seed, max_layers=5)
     topology = local_topology(replace(profile.machine, num_devices=3))
@@ -166,10 +163,51 @@ def test_dp_equals_ilp_on_the_real_cost_model(
         assert by_dp.bottleneck_seconds == pytest.approx(by_ilp.bottleneck_seconds, rel=1e-6)
 
 
-@pytest.mark.parametrize("replicas", [(1,), (1, 1), (2, 1), (1, 2), (3, 1), (1, 1, 1), (1, 1, 1, 1)])
-def test_replicas_asked_for_are_kept(
-    replicas: tuple[int, ...], chain_profile: Callable[..., Profile]
+@pytest.mark.parametrize("seed", range(8))
+def test_a_single_outer_group_is_the_flat_problem_on_all_its_devices(
+    seed: int, random_profile: Callable[..., Profile]
 ) -> None:
+    """So memory checks of outer levels must not refuse what a split inside makes fit."""
+    profile = random_profile(seed + 200, max_layers=6)
+    nested = replace(TWO_LEVELS, levels=(replace(TWO_LEVELS.levels[0], count=3), Level("one", 1, 8e9, 1e-5)))
+    flat = replace(nested, levels=nested.levels[:1])
+    terms = Terms(6, "1f1b", "adam", tight_limit(profile, flat, 6, seed))
+    inside = pipedream.search_each(Space(profile, nested, terms).nested())
+    plain = pipedream.search_each(Space(profile, flat, terms).nested())
+    assert (1 in inside) == (3 in plain)
+    if 3 in plain:
+        assert inside[1].bottleneck_seconds == pytest.approx(plain[3].bottleneck_seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_candidate_that_was_passed_over_is_faster(seed: int, random_profile: Callable[..., Profile]) -> None:
+    profile = random_profile(seed + 300)
+    limit = tight_limit(profile, ONE_LEVEL, 8, seed)
+    plan = partition(profile, ONE_LEVEL, memory_limit_bytes=limit)
+    space = Space(profile, ONE_LEVEL, Terms(8, "1f1b", "adam", limit))
+    evaluator = Evaluator(profile, ONE_LEVEL, space.terms, 1.0)
+    offered = [*baselines(space), *search(space, Wanted(), "pipedream", 60.0).candidates]
+    evaluations = [evaluator.evaluate(candidate.shape) for candidate in offered]
+    steps = [evaluator.play(e).step_seconds for e in evaluations if not e.short_bytes]
+    assert plan.step_seconds == pytest.approx(min(steps), rel=1e-6)
+    ranked = rank(evaluator, [replace(candidate, reported=False) for candidate in offered], Wanted())
+    assert ranked.winner is not None
+    assert ranked.winner.step_seconds == pytest.approx(min(steps), rel=1e-6)
+
+
+def test_nothing_is_proved_where_not_every_cut_was_looked_at(
+    random_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = random_profile(0)
+    whole = partition(profile, ONE_LEVEL, replicas=(1, 1))
+    monkeypatch.setattr(candidates, "_MAX_STATES", 3)
+    capped = partition(profile, ONE_LEVEL, replicas=(1, 1))
+    assert (whole.optimal, capped.optimal) == (True, False)
+    assert any("branches too widely" in note for note in capped.notes)
+
+
+@pytest.mark.parametrize("replicas", [(1,), (1, 1), (2, 1), (1, 2), (3, 1), (1, 1, 1), (1, 1, 1, 1)])
+def test_replicas_asked_for_are_kept(replicas: tuple[int, ...], chain_profile: Callable[..., Profile]) -> None:
     profile = chain_profile([1e-3, 2e-3, 1e-3, 3e-3, 1e-3, 2e-3])
     plan = partition(profile, ONE_LEVEL, replicas=replicas)
     assert tuple(stage.num_replicas for stage in plan.stages) == replicas
@@ -181,9 +219,7 @@ def test_replicas_asked_for_are_kept(
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
-def test_stages_asked_for_are_kept(
-    num_stages: int, topology: Topology, chain_profile: Callable[..., Profile]
-) -> None:
+def test_stages_asked_for_are_kept(num_stages: int, topology: Topology, chain_profile: Callable[..., Profile]) -> None:
     profile = chain_profile([1e-3, 2e-3, 1e-3, 3e-3, 1e-3, 2e-3])
     assert len(partition(profile, topology, num_stages=num_stages).stages) == num_stages
     assert len(partition(profile, topology, max_stages=num_stages).stages) <= num_stages
@@ -192,9 +228,7 @@ def test_stages_asked_for_are_kept(
 
 def test_everything_impossible_that_was_asked_for_is_listed(chain_profile: Callable[..., Profile]) -> None:
     profile = chain_profile([1e-3] * 3)
-    with pytest.raises(
-        UserError, match=r"replicas 3-2 are for 2 stages, not 3\.\nreplicas 3-2 need 5 devices"
-    ):
+    with pytest.raises(UserError, match=r"replicas 3-2 are for 2 stages, not 3\.\nreplicas 3-2 need 5 devices"):
         partition(profile, ONE_LEVEL, replicas=(3, 2), num_stages=3)
     with pytest.raises(UserError, match="4 stages asked for; the model has 3 layers"):
         partition(profile, ONE_LEVEL, num_stages=4)
@@ -215,9 +249,7 @@ def test_a_layer_that_fits_nowhere_is_named_with_the_bytes_missing(
 ) -> None:
     profile = chain_profile([1e-3] * 3, parameter_bytes=100 * MiB)
     cost = profile.costs[1]
-    huge = replace(
-        profile, costs=(profile.costs[0], replace(cost, workspace_bytes=900 * MiB), profile.costs[2])
-    )
+    huge = replace(profile, costs=(profile.costs[0], replace(cost, workspace_bytes=900 * MiB), profile.costs[2]))
     with pytest.raises(UserError, match="layer 'l1' alone needs") as caught:
         partition(huge, ONE_LEVEL, memory_limit_bytes=GiB)
     # Parameters, gradients and Adam's two states, one microbatch's stash, the workspace.
@@ -314,7 +346,5 @@ def test_the_table_shows_stages_baselines_and_notes(chain_profile: Callable[...,
 
 
 def test_planning_loads_no_torch() -> None:
-    code = (
-        "import dpart.partitioner.partition, dpart.partitioner.table, sys; sys.exit('torch' in sys.modules)"
-    )
+    code = "import dpart.partitioner.partition, dpart.partitioner.table, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -58,19 +58,13 @@ def by_events(
             inbox[s, B, action.microbatch, s] = clock[replica]
         for f in sorted(flows, key=lambda f: (f.source, f.target)):
             here, there, size = (
-                (f.source, f.target, f.forward_bytes)
-                if action.phase is F
-                else (f.target, f.source, f.backward_bytes)
+                (f.source, f.target, f.forward_bytes) if action.phase is F else (f.target, f.source, f.backward_bytes)
             )
             if here == s and size is not None:
                 path = link(replica, owner[there, action.microbatch])
-                port[replica] = (
-                    max(port[replica], clock[replica]) + scale * size / path.bandwidth_bytes_per_second
-                )
+                port[replica] = max(port[replica], clock[replica]) + scale * size / path.bandwidth_bytes_per_second
                 inbox[there, action.phase, action.microbatch, s] = port[replica] + path.latency_seconds
-    end = [
-        max(clock[r] for r in rows if r.stage == s) + time.all_reduce_seconds for s, time in enumerate(stages)
-    ]
+    end = [max(clock[r] for r in rows if r.stage == s) + time.all_reduce_seconds for s, time in enumerate(stages)]
     for f in sorted(flows, key=lambda f: (f.source, f.target)):
         if f.closing_bytes is not None:
             path = link(Replica(f.source, 0), Replica(f.target, 0))
@@ -148,9 +142,7 @@ def test_steady_period_is_the_formula_of_strict_1f1b() -> None:
         def link(one: Replica, other: Replica, c: list[float] = c) -> Link:
             return Link(c[min(one.stage, other.stage)], math.inf)
 
-        short, long = (
-            simulate(one_f_one_b([1] * p, m), times, straight(p), link).step_seconds for m in (120, 240)
-        )
+        short, long = (simulate(one_f_one_b([1] * p, m), times, straight(p), link).step_seconds for m in (120, 240))
         period = max(
             (sum(f[s : e + 1]) + sum(b[s : e + 1]) + 2 * sum(c[s:e])) / (1 + e - s)
             for s in range(p)
