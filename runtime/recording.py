@@ -29,18 +29,31 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
     parser.add_argument("--lr", type=float, default=1e-3)
     options = parser.parse_args()
-    with worker(options.build, 1, options.seed) as executor:
-        batches = read_batches(options.batches, executor.program)
-        optimizer = make_optimizer(executor.module, options.optimizer, options.lr)
-        for step in range(options.steps):
-            loss = executor.step(batches[step % len(batches)], step)
-            _write_step(executor, loss, options.out / f"step_{step}_stage_{executor.stage}.safetensors")
-            if optimizer is not None:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+    record(
+        options.build,
+        options.batches,
+        options.out,
+        steps=options.steps,
+        seed=options.seed,
+        optimizer=options.optimizer,
+        lr=options.lr,
+    )
+
+
+def record(build: Path, batches: Path, out: Path, *, steps: int, seed: int, optimizer: str, lr: float) -> None:
+    """Runs `steps` optimizer steps of a build on the batches of a file, and writes them down in `out`."""
+    with worker(build, 1, seed) as executor:
+        given = read_batches(batches, executor.program)
+        stepper = make_optimizer(executor.module, optimizer, lr)
+        for step in range(steps):
+            loss = executor.step(given[step % len(given)], step)
+            _write_step(executor, loss, out / f"step_{step}_stage_{executor.stage}.safetensors")
+            if stepper is not None:
+                stepper.step()
+                stepper.zero_grad(set_to_none=True)
         if executor.replica == 0:
             state = _named(executor)
-            save_file(_plain(state), options.out / f"final_stage_{executor.stage}.safetensors")
+            save_file(_plain(state), out / f"final_stage_{executor.stage}.safetensors")
 
 
 def read_batches(path: Path, program: Program) -> list[tuple[Tensor, ...]]:

@@ -99,12 +99,13 @@ def make_optimizer(module: nn.Module, name: str, lr: float) -> torch.optim.Optim
 
 @contextmanager
 def worker(folder: Path, threads: int, seed: int) -> Iterator[Executor]:
-    """This process as a worker of the build, under torchrun.
+    """This process as a worker of the build, under torchrun; a process group that is there is used and kept.
 
     A fault inside ends the process at once with one line that names stage, replica and microbatch; torchrun
     then ends the others.
     """
     executor: Executor | None = None
+    given = dist.is_initialized()
     try:
         program = read_file(Program, folder / "program.json")
         rank = _join(program, folder)
@@ -114,7 +115,8 @@ def worker(folder: Path, threads: int, seed: int) -> Iterator[Executor]:
         executor = Executor(program, rank, module, seed)
         yield executor
         dist.barrier()
-        dist.destroy_process_group()
+        if not given:
+            dist.destroy_process_group()
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
@@ -162,7 +164,8 @@ def _join(program: Program, folder: Path) -> int:
     world = int(os.environ["WORLD_SIZE"])
     if world != workers:
         raise UserError(f"This build has {workers} workers, and torchrun started {world}: {start}")
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     return dist.get_rank()
 
 
