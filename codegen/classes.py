@@ -127,10 +127,15 @@ class Classes:
 
 
 def class_lines(
-    name: str, init: list[str], forward: list[str], arguments: list[str] | None = None, doc: list[str] | None = None
+    name: str,
+    init: list[str],
+    forward: list[str],
+    arguments: list[str] | None = None,
+    doc: list[str] | None = None,
+    base: str = "nn.Module",
 ) -> list[str]:
     """A class as source lines, long ones wrapped."""
-    lines = [f"class {name}(nn.Module):"]
+    lines = [f"class {name}({base}):"]
     lines += [f"    {line}".rstrip() for line in doc or []]
     if doc:
         lines.append("")

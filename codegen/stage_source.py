@@ -32,7 +32,9 @@ def stage_source(captured: CapturedModel, plan: Plan, content: StageContent, sta
     name = f"Stage{content.index}"
     init = init_lines(classes.root) + _ties(classes.root, state)
     forward = forward_lines(scope, classes.root, captured, content.changed)
-    stage = class_lines(name, init, forward, doc=_filled(_traffic(content), _WIDTH - 4))
+    # A model that is a Sequential itself names its parts by numbers, which only items may be.
+    base = "nn.ModuleDict" if classes.root.digits else "nn.Module"
+    stage = class_lines(name, init, forward, doc=_filled(_traffic(content), _WIDTH - 4), base=base)
     blocks = [*classes.written, stage]
     code = "\n\n\n".join("\n".join(block) for block in blocks)
     return "\n".join([*_header(captured, plan, content), "", *_imports(code), "", "", code, ""])

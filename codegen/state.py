@@ -147,7 +147,8 @@ def reference(root: Slot, path: str) -> str:
     slot, text = root, "self"
     for part in path.removeprefix(root.path).lstrip(".").split("."):
         if part.isdigit():
-            by_number = slot.sequential or (slot.is_list and built(slot) is not None)
+            is_list = slot.is_list and built(slot) is not None
+            by_number = slot is not root and (slot.sequential or is_list)
             text += f"[{int(part)}]" if by_number else f'["{part}"]'
         else:
             text += f".{part}"
@@ -197,7 +198,7 @@ def _check_names(root: Slot) -> None:
         for name, child in slot.children.items():
             if not (name.isascii() and name.isdigit() and str(int(name)) == name):
                 checked(name, f"{child.path!r} of the model")
-            elif slot is root or (child.tensor is not None and not isinstance(child.tensor, nn.Parameter)):
+            elif child.tensor is not None and (slot is root or not isinstance(child.tensor, nn.Parameter)):
                 raise UserError(f"{child.path!r} of the model is named by a number; give it a name.")
 
 

@@ -152,7 +152,7 @@ def _model_graph(
         model=model.title,
         fingerprint="",
         microbatch_size=rows,
-        inputs=model.input_names,
+        inputs=tuple(n.name for n in module.graph.nodes if n.op == "placeholder"),
         loss=output.name,
         values=values,
         parameters=parameters,

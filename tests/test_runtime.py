@@ -111,6 +111,7 @@ EXACT = [
     )
 ]
 EXACT[0].append(case("cut_before_in_place", norm, (1, 1), cuts=("body.2",)))
+EXACT[0].append(case("sequential", lambda: rows(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))), (1, 1)))
 EXACT[0].append(case("one_microbatch", skips, (1, 1), microbatch_size=7))
 EXACT[1].append(case("last_stage_is_the_loss", frozen, (1, 1, 1), cuts=("body.2", "loss")))
 
