@@ -134,7 +134,7 @@ class _Raising:
     def _raise_module(self, node: fx.Node, path: str, source: fx.Node | None, result: fx.Node) -> None:
         if source is None or node is not result:
             return
-        self.attributes[path] = self.model.model.get_submodule(path)
+        self.attributes[_checked(path)] = self.model.model.get_submodule(path)
         self._place(node, lambda: self.graph.call_module(path, (self._new(source),)))
         if getattr(self.attributes[path], "inplace", False):
             self.env[source] = self.env[node]
@@ -183,7 +183,7 @@ class _Raising:
             self.env[node] = self._size(value.node.expr, node)
         if isinstance(self.env[node], _Lazy):
             lazy = self.env[node]
-            self.attributes[lazy.name] = lazy.tensor
+            self.attributes[_checked(lazy.name)] = lazy.tensor
             return self.graph.get_attr(lazy.name)
         return self.env[node]
 
@@ -259,6 +259,13 @@ def _broadcasts_nothing(node: fx.Node) -> bool:
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
     return node.args
+
+
+def _checked(path: str) -> str:
+    """The path, if it may stand in source text, which FX makes of every graph."""
+    if not all(part.isidentifier() or (part.isascii() and part.isdigit()) for part in path.split(".")):
+        raise UserError(f"{path!r} in the model is no name that Python source may have; rename it.")
+    return path
 
 
 def _is_size(node: fx.Node) -> bool:
