@@ -6,9 +6,14 @@
         ─ raising ─> public calls ─ layers ─> ModelGraph ─ compared with eager ─> CapturedModel
 """
 
+import contextlib
 import hashlib
+import io
 import json
+import logging
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,6 +26,7 @@ from dpart.compiler.graph import Layer, ModelGraph, Parameter, Value
 from dpart.compiler.layers import mark_layers
 from dpart.compiler.raising import raise_program
 from dpart.compiler.workload import LossModel, Workload
+from dpart.runtime.callables import user_fault
 from dpart.runtime.errors import UserError
 from dpart.runtime.randomness import KeyedRandomness
 
@@ -56,11 +62,26 @@ def capture(workload: Workload, *, microbatch_size: int | None = None) -> Captur
 def _export(model: LossModel, rows: int) -> torch.export.ExportedProgram:
     example = model.rows(rows)
     dynamic = tuple(None if dim is None else {dim: torch.export.Dim.DYNAMIC} for dim in model.batch_dims)
-    model(*example)  # An error of the user's own code is shown as it is, not as export's.
     try:
-        return torch.export.export(model, example, dynamic_shapes={"leaves": dynamic}, strict=False)
+        model(*example)  # An error of the user's own code is shown as it is, not as export's.
+    except Exception as error:
+        raise user_fault(f"{model.title} fails on the example inputs", error) from error
+    try:
+        with _silence():
+            return torch.export.export(model, example, dynamic_shapes={"leaves": dynamic}, strict=False)
     except Exception as error:
         raise UserError(_explain(model, error)) from error
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps export's dumps of half-made graphs off the terminal; its error is explained instead."""
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _explain(model: LossModel, error: Exception) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dpart.runtime.callables import load_callable
+from dpart.runtime.callables import load_callable, user_fault
 from dpart.runtime.errors import UserError
 
 
@@ -47,7 +47,10 @@ class Workload:
         Raises:
             UserError: The workload does not hold a module or any input tensor.
         """
-        model = self.model if isinstance(self.model, nn.Module) else self.model()
+        try:
+            model = self.model if isinstance(self.model, nn.Module) else self.model()
+        except Exception as error:
+            raise user_fault("Building the model failed", error) from error
         if not isinstance(model, nn.Module):
             raise UserError(f"Workload.model must be an nn.Module or build one, got {type(model).__qualname__}.")
         return LossModel(model.train(), self)
@@ -126,7 +129,12 @@ def load_workload(spec: str) -> Workload:
     Raises:
         UserError: There is no such file, module or callable, or it returns something else.
     """
-    return as_workload(load_callable(spec)(), spec)
+    function = load_callable(spec)
+    try:
+        made = function()
+    except Exception as error:
+        raise user_fault(f"{spec} failed", error) from error
+    return as_workload(made, spec)
 
 
 def _input_names(model: nn.Module, workload: Workload, structure: Any) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,8 @@ from typing import Any
 
 from dpart.runtime.errors import UserError
 
+
+_IS_OURS = str(Path(__file__).parent)
 
 def load_callable(spec: str, *, folder: Path | None = None) -> Callable[..., Any]:
     """The callable that `spec` names. Runs the user's file, as importing it would.
@@ -27,7 +30,7 @@ def load_callable(spec: str, *, folder: Path | None = None) -> Callable[..., Any
     module = _from_file(place, folder) if place.endswith(".py") else _from_path(place)
     value = getattr(module, name, None)
     if value is None:
-        others = [n for n, v in vars(module).items() if callable(v) and v.__module__ == module.__name__]
+        others = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
         raise UserError(f"{place} has no {name!r}; it has: {', '.join(others) or 'no callable'}.")
     if not callable(value):
         raise UserError(f"{spec}: expected something to call, got {type(value).__qualname__}.")
@@ -53,7 +56,7 @@ def _from_file(place: str, folder: Path | None) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         sys.modules.pop(name, None)
-        raise UserError(f"{place}: cannot be imported: {type(error).__name__}: {error}.") from error
+        raise user_fault(f"{place} cannot be imported", error) from error
     return module
 
 
@@ -61,4 +64,21 @@ def _from_path(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except Exception as error:
-        raise UserError(f"{place}: cannot be imported: {type(error).__name__}: {error}.") from error
+        raise user_fault(f"{place} cannot be imported", error) from error
+
+
+def user_fault(what: str, error: BaseException) -> UserError:
+    """An error that the user's own code raised, as one message with the place in that code.
+
+    Args:
+        what: What failed, as in ``model.py cannot be imported``.
+    """
+    if isinstance(error, UserError):
+        return error
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if _IS_OURS not in frame.filename and "importlib" not in frame.filename and "/torch/" not in frame.filename:
+            place = f" at {frame.filename}:{frame.lineno}, in {frame.name}"
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" at {error.filename}:{error.lineno}"
+    return UserError(f"{what}: {type(error).__name__}{place}: {error}")
