@@ -13,7 +13,7 @@ demo: .venv/.ready
 	$(BIN)/dpart partition build/demo/profile.json --devices 2 --stages 2 -o build/demo/plan.json
 	$(BIN)/dpart emit examples/gpt2.py:workload build/demo/plan.json -o build/demo/gpt2
 	$(BIN)/dpart verify examples/gpt2.py:workload build/demo/gpt2 --steps 1
-	$(BIN)/torchrun --standalone --nproc-per-node 2 build/demo/gpt2/train.py --steps 40 --lr 1e-3
+	$(BIN)/torchrun --standalone --nproc-per-node 2 build/demo/gpt2/train.py --steps 32 --lr 1e-3
 
 test: .venv/.ready
 	$(BIN)/python -m pytest

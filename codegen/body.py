@@ -17,7 +17,7 @@ from dpart.codegen.scopes import Scope, is_number, is_unpacking, operands, rows_
 from dpart.codegen.source import ATOM, AUGMENTED, Context, Expr, expression, index
 from dpart.codegen.stages import is_tuple, writes
 from dpart.codegen.state import Slot, built, reference
-from dpart.codegen.wording import operand_hints, module_name, parameter_names, plain_name, telling_name
+from dpart.codegen.wording import module_name, operand_hints, parameter_names, plain_name, telling_name
 from dpart.compiler.captured import CapturedModel
 
 _LONGEST = 80
@@ -95,7 +95,7 @@ class _Body:
         for item in items:
             if isinstance(item, fx.Node) and is_tuple(item):
                 users = [n for n in items if isinstance(n, fx.Node) and item in n.all_input_nodes]
-                if all(is_unpacking(n) for n in users) and 1 < len(users):
+                if all(is_unpacking(n) for n in users) and len(users) > 1:
                     self.parts[item] = users
         unpacked = {n for users in self.parts.values() for n in users}
         self.items: list[Item] = [i for i in items if i not in unpacked]
@@ -111,9 +111,7 @@ class _Body:
             self.counts[node] += 1
             self.last[node] = len(self.items)
         self.hints = operand_hints(items)
-        self.kept = {
-            n for i in self.items if isinstance(i, fx.Node) and _augments(i) for n in operands(i)[:1]
-        }
+        self.kept = {n for i in self.items if isinstance(i, fx.Node) and _augments(i) for n in operands(i)[:1]}
         # One block a line.
         blocks = {n for i in self.items if _path(i).rpartition(".")[2].isdigit() for n in _outputs(i)}
         self.kept |= blocks - set(self.scope.outputs)
@@ -395,7 +393,7 @@ def _tuple_length(node: fx.Node) -> int | None:
     if not isinstance(source, fx.Node) or "shape" not in source.meta:
         return None
     dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
-    length = source.meta["shape"][dim] if isinstance(dim, int) else None
+    length: int | None = source.meta["shape"][dim] if isinstance(dim, int) else None
     sizes = node.args[1] if len(node.args) > 1 else None
     if node.target == "split" and isinstance(sizes, list | tuple):
         return len(sizes)
@@ -405,5 +403,3 @@ def _tuple_length(node: fx.Node) -> int | None:
         each = -(-length // sizes)
         return int(-(-length // each))
     return None
-
-

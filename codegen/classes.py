@@ -105,9 +105,7 @@ class Classes:
         names = Names(*RESERVED)
         return {row: names.new(_attribute(modules, row) or "size") for row in varying}
 
-    def _write(
-        self, kind: str, family: dict[_Text, list[Scope]], arguments: dict[tuple[str, ...], str]
-    ) -> None:
+    def _write(self, kind: str, family: dict[_Text, list[Scope]], arguments: dict[tuple[str, ...], str]) -> None:
         name = self.names.new(checked(kind, "A module's class"))
         rows = list(zip(*(text.tokens for text in family), strict=True))
         text = next(iter(family))
@@ -116,9 +114,7 @@ class Classes:
         forward = [_filled(line, values, arguments, "self.") for line in text.forward]
         kept = [n for n in arguments.values() if any(f"self.{n}" in line for line in forward)]
         init = [f"self.{n} = {n}" for n in kept] + init
-        typed = [
-            f"{n}: {'int' if all(v.isdigit() for v in row) else 'float'}" for row, n in arguments.items()
-        ]
+        typed = [f"{n}: {'int' if all(v.isdigit() for v in row) else 'float'}" for row, n in arguments.items()]
         self.written.append(class_lines(name, init, forward, typed))
         for place, members in enumerate(family.values()):
             given = ", ".join(f"{n}={row[place]}" for row, n in arguments.items())

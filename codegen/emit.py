@@ -142,5 +142,3 @@ def _check(captured: CapturedModel, content: StageContent, state: StageState, so
         assert tuple(result.shape) == value.shape and str(result.dtype) == f"torch.{value.dtype}", (
             f"{source.name}: {value.name} is {result.dtype} {tuple(result.shape)}, not {value.dtype} {value.shape}"
         )
-
-

@@ -251,12 +251,18 @@ def _ordered(scope: Scope) -> list[fx.Node | Scope]:
 
     def own_parts(item: fx.Node | Scope) -> tuple[list[fx.Node], list[fx.Node]]:
         """What is to be placed for an item: parts read more than once, and those only it reads, in order."""
-        shared, own, todo = [], [], [item]
-        while todo:
-            for node in reversed(operands(todo.pop())):
-                if node in movable and node not in placed:
-                    (shared if reads[node] > 1 else own).append(node)
-                    todo += [node] if reads[node] == 1 else []
+        shared: list[fx.Node] = []
+        own: list[fx.Node] = []
+        waiting = [n for n in operands(item) if n in movable]
+        while waiting:
+            node = waiting.pop()
+            if node in placed:
+                continue
+            if reads[node] > 1:
+                shared.append(node)
+            else:
+                own.append(node)
+                waiting += [n for n in operands(node) if n in movable]
         return list(dict.fromkeys(reversed(shared))), own[::-1]
 
     for item in scope.items:

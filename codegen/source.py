@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -125,7 +125,7 @@ def literal(value: Any) -> str | None:
     return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def function_name(target: Any) -> str:
     """The public name of a function, such that evaluating it gives that very function.
 
@@ -236,7 +236,8 @@ def _value(value: Any, context: Context) -> Expr:
 
 def _with_training(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, with what depends on the module's mode made to follow ``self.training``."""
-    args, kwargs = list(node.args), dict(node.kwargs)
+    args: list[Any] = list(node.args)
+    kwargs: dict[str, Any] = dict(node.kwargs)
     if node.op == "call_method":
         return tuple(args), kwargs
     flag = Expr("self.training")

@@ -27,7 +27,8 @@ def stage_source(captured: CapturedModel, plan: Plan, content: StageContent, sta
             classes, scope = _classes(captured, content, state, inlined)
             break
         except InlineError as error:
-            assert error.path and error.path not in inlined, f"{error.path} cannot be inlined"
+            if not error.path or error.path in inlined:
+                raise
             inlined.add(error.path)
     name = f"Stage{content.index}"
     init = init_lines(classes.root) + _ties(classes.root, state)

@@ -6,6 +6,7 @@ they need: masks, positions, the number of rows. Those are computed again in eve
 
 import operator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,9 +93,7 @@ def channels(captured: CapturedModel, stages: tuple[StageContent, ...]) -> tuple
             chain = [producer.index, *users]
             value = captured.graph.value[node.name]
             tensor = Tensor(value.name, value.shape, value.dtype, value.batch_dim)
-            found += [
-                Channel(tensor, a, b, value.differentiable) for a, b in zip(chain, chain[1:], strict=False)
-            ]
+            found += [Channel(tensor, a, b, value.differentiable) for a, b in pairwise(chain)]
     return tuple(found)
 
 
@@ -186,9 +185,7 @@ def _content(
     )
 
 
-def _changed(
-    module: fx.GraphModule, calls: list[fx.Node], inputs: list[fx.Node]
-) -> tuple[fx.Node, ...]:
+def _changed(module: fx.GraphModule, calls: list[fx.Node], inputs: list[fx.Node]) -> tuple[fx.Node, ...]:
     """The inputs that an in-place operation writes to, directly or through a view."""
     root: dict[fx.Node, fx.Node] = {n: n for n in inputs}
     found = set()
@@ -215,4 +212,5 @@ def _is_random(node: fx.Node, module: fx.GraphModule) -> bool:
         return bool(is_random_call(function, node.args, {"p": inner.p, "training": True}))
     if node.op == "call_method":
         return bool(is_random_call(getattr(torch.Tensor, str(node.target)), node.args, node.kwargs))
-    return node.op == "call_function" and bool(is_random_call(node.target, node.args, node.kwargs))
+    target: Any = node.target
+    return node.op == "call_function" and is_random_call(target, node.args, node.kwargs)

@@ -53,9 +53,7 @@ class StageState:
 def stage_states(captured: CapturedModel, stages: tuple[StageContent, ...]) -> tuple[StageState, ...]:
     """The tensors of every stage; together they are the model's state_dict."""
     model = captured.model.model
-    named = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
+    named = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     persistent = frozenset(model.state_dict())
     lifted: dict[str, Tensor] = {}
     modules: list[set[str]] = []
@@ -88,9 +86,7 @@ def shared_parameters(states: tuple[StageState, ...]) -> tuple[SharedParameter, 
         for name, tensor in state.tensors.items():
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
                 found[id(tensor)].setdefault(s, name)
-    return tuple(
-        SharedParameter(tuple(names.values()), tuple(names)) for names in found.values() if len(names) > 1
-    )
+    return tuple(SharedParameter(tuple(names.values()), tuple(names)) for names in found.values() if len(names) > 1)
 
 
 def write_weights(state: StageState, path: Path) -> None:
@@ -114,9 +110,7 @@ def write_weights(state: StageState, path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def _place_unused(
-    named: dict[str, Tensor], persistent: frozenset[str], used: list[set[str]]
-) -> list[set[str]]:
+def _place_unused(named: dict[str, Tensor], persistent: frozenset[str], used: list[set[str]]) -> list[set[str]]:
     """For each stage the names that no stage reads: with the tensor they tie to, else with their neighbours."""
     placed: list[set[str]] = [set() for _ in used]
     somewhere = set().union(*used)

@@ -137,7 +137,11 @@ def _argument_name(node: fx.Node, hints: dict[fx.Node, str]) -> str:
 def _own_parameters(module: nn.Module) -> list[str]:
     signature = inspect.signature(type(module).forward)
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return ["x" if p.name == "input" else p.name for p in signature.parameters.values() if p.kind in plain and p.name != "self"]
+    return [
+        "x" if p.name == "input" else p.name
+        for p in signature.parameters.values()
+        if p.kind in plain and p.name != "self"
+    ]
 
 
 def _floating(node: fx.Node) -> bool:

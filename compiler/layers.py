@@ -82,9 +82,9 @@ def _mark_prelude(module: fx.GraphModule, model: nn.Module) -> None:
     written: set[str] = set()
     for node in module.graph.nodes:
         first = node.args[0] if node.args else None
-        reads_attribute = isinstance(first, fx.Node) and first.op == "get_attr"
-        if node.op.startswith("call_") and reads_attribute and changes_in_place(node, module):
-            written.add(str(first.target))
+        attribute = first.target if isinstance(first, fx.Node) and first.op == "get_attr" else None
+        if node.op.startswith("call_") and attribute is not None and changes_in_place(node, module):
+            written.add(str(attribute))
     for node in module.graph.nodes:
         if node.op == "get_attr":
             tensor = _fetch(module, str(node.target))

@@ -25,8 +25,9 @@ from dpart.partitioner.plan import Plan
 from dpart.partitioner.topology import Topology, read_topology
 from dpart.profiler.measure import profile
 from dpart.profiler.profile import Profile
+from dpart.report import Report
 from dpart.runtime.errors import UserError
-from dpart.verification import Report, verify
+from dpart.verification import verify
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Exit status: 0; 1 for the user's mistake or the outside world's fault (one messa
 
 import math
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import click
 
@@ -165,7 +165,9 @@ def emit(model: str, plan: Path, output: Path, force: bool) -> None:
 @click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="[default: the plan's]")
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the dropout masks.")
-def verify(model: str, folder: Path, steps: int, optimizer: str | None, lr: float, seed: int) -> None:
+def verify(
+    model: str, folder: Path, steps: int, optimizer: Literal["adam", "sgd"] | None, lr: float, seed: int
+) -> None:
     """Trains MODEL whole in one process and split by DIR's workers, and compares every number.
 
     \b

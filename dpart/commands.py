@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -71,7 +71,9 @@ def emit(model: str, plan: Path, output: Path, *, force: bool) -> None:
     _next(console, output, f"dpart verify {_word(model)} {_word(output)}", train)
 
 
-def verify(model: str, folder: Path, *, steps: int, optimizer: str | None, lr: float, seed: int) -> int:
+def verify(
+    model: str, folder: Path, *, steps: int, optimizer: Literal["sgd", "adam"] | None, lr: float, seed: int
+) -> int:
     """``dpart verify``: compares a build with the whole model; the exit status, 0 if they agree."""
     program = read_file(Program, folder / "program.json")
     with _status("importing the model"):
@@ -116,7 +118,13 @@ def _status(doing: str) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def _bar(doing: str) -> Iterator[Callable[[int, int, str], None]]:
     console = Console(stderr=True)
-    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (
+        TextColumn(doing),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)

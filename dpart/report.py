@@ -87,7 +87,9 @@ class Report:
                 "replicas add gradients up in another order."
             )
         allowed = "nothing" if max(self.replicas) == 1 else f"{REPLICA_TOLERANCE:.0e}"
-        return f"NOT equal: {worst.what} differ by {worst.relative:.1e} relative in {worst.worst}; {allowed} is allowed."
+        return (
+            f"NOT equal: {worst.what} differ by {worst.relative:.1e} relative in {worst.worst}; {allowed} is allowed."
+        )
 
     def table(self) -> RenderableType:
         """All comparisons and the verdict; a console prints it."""

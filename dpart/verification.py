@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -146,9 +145,7 @@ def _fill(model: LossModel, build: Path, program: Program) -> None:
                 slots[name].copy_(tensor)
 
 
-def _record(
-    build: Path, program: Program, out: Path, *, steps: int, optimizer: str, lr: float, seed: int
-) -> None:
+def _record(build: Path, program: Program, out: Path, *, steps: int, optimizer: str, lr: float, seed: int) -> None:
     """Runs the build's workers on this machine until they have written their files to `out`."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={len(program.workers)}",

@@ -51,7 +51,12 @@ class ResNet(nn.Module):
         self.conv = nn.Conv2d(1, c, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(c)
         self.blocks = nn.Sequential(
-            Block(c, c), Block(c, c), Block(c, 2 * c, 2), Block(2 * c, 2 * c), Block(2 * c, 4 * c, 2), Block(4 * c, 4 * c)
+            Block(c, c),
+            Block(c, c),
+            Block(c, 2 * c, 2),
+            Block(2 * c, 2 * c),
+            Block(2 * c, 4 * c, 2),
+            Block(4 * c, 4 * c),
         )
         self.head = nn.Linear(4 * c, classes)
 

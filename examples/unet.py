@@ -40,9 +40,7 @@ class UNet(nn.Module):
         self.pool = nn.MaxPool2d(2)
         self.bottom = Double(channels[-1], 2 * channels[-1])
         above = (2 * channels[-1], *channels[:0:-1])
-        self.grow = nn.ModuleList(
-            [nn.ConvTranspose2d(a, b, 2, 2) for a, b in zip(above, channels[::-1], strict=True)]
-        )
+        self.grow = nn.ModuleList([nn.ConvTranspose2d(a, b, 2, 2) for a, b in zip(above, channels[::-1], strict=True)])
         self.up = nn.ModuleList([Double(2 * c, c) for c in channels[::-1]])
         self.head = nn.Conv2d(channels[0], inputs, 1)
 
@@ -63,9 +61,7 @@ def workload() -> dpart.Workload:
     """The net with random weights (always the same ones), and batches of noisy digits."""
     torch.manual_seed(0)
     noisy, clean = next(batches())
-    return dpart.Workload(
-        model=UNet(), args=(noisy,), targets=(clean,), loss=F.mse_loss, batches=batches, name="unet"
-    )
+    return dpart.Workload(model=UNet(), args=(noisy,), targets=(clean,), loss=F.mse_loss, batches=batches, name="unet")
 
 
 def batches() -> Iterator[tuple[Tensor, Tensor]]:

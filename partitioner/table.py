@@ -24,10 +24,13 @@ def _stages(plan: Plan) -> Table:
     table = _table(f"{plan.model}: {len(plan.stages)} stage(s) on {_used(plan)} of {plan.num_devices} devices")
     table.add_column("stage", justify="right")
     table.add_column("layers", overflow="fold")
-    table.add_column("replicas", justify="right")
-    table.add_column("devices", justify="right")
-    for column in ("forward", "backward", "receive", "all-reduce", "in flight", "memory"):
-        table.add_column(column, justify="right")
+    table.add_column("replicas", justify="right", no_wrap=True)
+    table.add_column("devices", justify="right", overflow="fold")
+    reduces = any(stage.all_reduce_seconds for stage in plan.stages)
+    for column in ("forward", "backward", "receive", *(["all-reduce"] if reduces else [])):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("in\nflight", justify="right", no_wrap=True)
+    table.add_column("memory", justify="right", no_wrap=True)
     for s, stage in enumerate(plan.stages):
         peak, limit = stage.memory.total_bytes, plan.memory_limit_bytes
         table.add_row(
@@ -38,7 +41,7 @@ def _stages(plan: Plan) -> Table:
             format_seconds(stage.forward_seconds),
             format_seconds(stage.backward_seconds),
             format_seconds(stage.receive_seconds) if stage.receive_seconds else "-",
-            format_seconds(stage.all_reduce_seconds) if stage.all_reduce_seconds else "-",
+            *([format_seconds(stage.all_reduce_seconds) if stage.all_reduce_seconds else "-"] if reduces else []),
             str(stage.in_flight),
             f"{format_bytes(peak)} ({peak / limit:.0%})",
         )
@@ -76,12 +79,14 @@ def _times(other: Alternative, plan: Plan) -> tuple[str, str]:
 
 
 def _table(title: str) -> Table:
-    return Table(title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    return Table(
+        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
 
 
 def _layers(stage: Stage) -> str:
     first, last, n = stage.layers[0], stage.layers[-1], len(stage.layers)
-    return first if n == 1 else f"{first} .. {last} ({n})"
+    return first if n == 1 else f"{first} to\n{last} ({n})"
 
 
 def _range(devices: tuple[int, ...]) -> str:

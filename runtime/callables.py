@@ -11,8 +11,8 @@ from typing import Any
 
 from dpart.runtime.errors import UserError
 
-
 _IS_OURS = str(Path(__file__).parent)
+
 
 def load_callable(spec: str, *, folder: Path | None = None) -> Callable[..., Any]:
     """The callable that `spec` names. Runs the user's file, as importing it would.

@@ -57,9 +57,7 @@ def _disorder(schedule: Schedule, num_replicas: Sequence[int], num_microbatches:
         wanted = {Action(replica.stage, phase, m) for phase in Phase for m in own}
         faults += [f"{who}: {a} is missing." for a in sorted(wanted - set(row), key=str)]
         faults += [f"{who}: {a} is not its work." for a in sorted(set(row) - wanted, key=str)]
-        faults += [
-            f"{who}: {a} stands {row.count(a)} times." for a in sorted(wanted, key=str) if row.count(a) > 1
-        ]
+        faults += [f"{who}: {a} stands {row.count(a)} times." for a in sorted(wanted, key=str) if row.count(a) > 1]
         forwards = [a.microbatch for a in row if a.phase is Phase.FORWARD]
         backwards = [a.microbatch for a in row if a.phase is Phase.BACKWARD]
         # Gradients are sums in floating point: another order of the microbatches gives other last bits.
@@ -86,8 +84,7 @@ def _deadlock(
 
     def missing(action: Action) -> list[Action]:
         needed = (
-            Action(source, action.phase, action.microbatch)
-            for source in sources.get((action.phase, action.stage), ())
+            Action(source, action.phase, action.microbatch) for source in sources.get((action.phase, action.stage), ())
         )
         return [other for other in needed if other not in done]
 
@@ -100,6 +97,4 @@ def _deadlock(
                 position[replica] += 1
                 progress = True
     stuck = [row[position[r]] for r, row in schedule.rows.items() if position[r] < len(row)]
-    return [
-        f"{action} waits for {', '.join(map(str, missing(action)))}, which cannot come." for action in stuck
-    ]
+    return [f"{action} waits for {', '.join(map(str, missing(action)))}, which cannot come." for action in stuck]

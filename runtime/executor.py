@@ -75,7 +75,8 @@ def _tables(program: Program, stage: int, module: nn.Module) -> _Tables:
 
     into = [(i, c) for i, c in enumerate(program.channels) if c.target == stage]
     out = [(i, c) for i, c in enumerate(program.channels) if c.source == stage]
-    later, earlier = [], []
+    later: list[Message] = []
+    earlier: list[Message] = []
     number = len(program.channels)
     for shared in program.shared_parameters:
         for position in range(1, len(shared.stages)):
@@ -274,7 +275,8 @@ class Executor:
         for microbatch, loss in self._losses.items():
             losses[microbatch] = loss
         dist.all_reduce(losses)
-        return sum(losses.tolist())
+        total: float = sum(losses.tolist())
+        return total
 
     def _wait(self, phase: Phase, microbatch: int, message: Message) -> Tensor:
         receipt = self._posted.pop((phase, microbatch, message.name))

@@ -138,9 +138,7 @@ def new_folder(path: str | os.PathLike[str], *, force: bool = False) -> Iterator
     """
     target = Path(path)
     refuse_existing(target, force=force)
-    if target.exists() and (
-        not target.is_dir() or (any(target.iterdir()) and not (target / "program.json").is_file())
-    ):
+    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and not (target / "program.json").is_file())):
         raise UserError(f"{target}: --force replaces a folder that dpart made, and this is not one.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +158,7 @@ def new_folder(path: str | os.PathLike[str], *, force: bool = False) -> Iterator
 
 def _adapter(cls: type[T]) -> TypeAdapter[T]:
     for part in _dataclasses_in(cls, set()):
-        part.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[attr-defined]
+        part.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     return TypeAdapter(cls)
 
 

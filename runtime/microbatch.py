@@ -44,9 +44,7 @@ def split_batch(
     found = []
     for start in range(0, rows, microbatch_size):
         count = min(microbatch_size, rows - start)
-        part = tuple(
-            x if d is None else x.narrow(d, start, count) for x, d in zip(leaves, batch_dims, strict=True)
-        )
+        part = tuple(x if d is None else x.narrow(d, start, count) for x, d in zip(leaves, batch_dims, strict=True))
         found.append(Microbatch(part, count, count / rows))
     return tuple(found)
 

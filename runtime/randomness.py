@@ -60,9 +60,7 @@ def _name(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", "")
 
 
-def _named(
-    func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _named(func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments by name, defaults included where they decide."""
     if isinstance(func, torch._ops.OpOverload):
         names: Sequence[str] = [argument.name for argument in func._schema.arguments]
@@ -113,11 +111,11 @@ class KeyedRandomness(TorchFunctionMode):
 
     def __enter__(self) -> "KeyedRandomness":
         self._before = torch.get_rng_state()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if self._before is not None:
             torch.set_rng_state(self._before)
 
@@ -136,7 +134,7 @@ class KeyedRandomness(TorchFunctionMode):
         """Seeds torch's generators for random call `index` of this microbatch."""
         seed = mixed_seed(*self._key, index)
         torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(seed)
 
     def replay(self) -> "Replay":

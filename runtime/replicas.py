@@ -26,7 +26,7 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     for bucket in _buckets(gradients):
         flat = torch.cat([g.reshape(-1) for g in bucket])
         dist.all_reduce(flat, group=group)
-        for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+        for gradient, part in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
             gradient.copy_(part.view(gradient.shape))
 
 

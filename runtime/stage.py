@@ -55,9 +55,7 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
     for name in slots.keys() & tensors.keys():
         wanted, got = slots[name], tensors[name]
         if wanted.shape != got.shape or wanted.dtype != got.dtype:
-            faults.append(
-                f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, is {got.dtype} {tuple(got.shape)}"
-            )
+            faults.append(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, is {got.dtype} {tuple(got.shape)}")
     if faults:
         raise UserError(f"{source} does not fit its stage: " + "; ".join(faults) + ".")
     made: dict[int, Tensor] = {}

@@ -55,13 +55,16 @@ def main(folder: Path, arguments: Sequence[str] | None = None) -> None:
 
 def train(
     executor: Executor,
-    batches: Iterable[Batch],
+    batches: Callable[[], Iterable[Any]],
     *,
     steps: int,
     optimizer: torch.optim.Optimizer | None,
     report: Path | None = None,
 ) -> list[float]:
     """Trains for `steps` optimizer steps; rank 0 shows progress and writes the `report`.
+
+    Args:
+        batches: Gives the batches from the start each time it is called: pytrees whose tensors are the inputs.
 
     Returns:
         The loss of every step.
@@ -218,10 +221,10 @@ def _random_batches(program: Program, seed: int) -> Iterator[Batch]:
         yield tuple(leaves)
 
 
-def _endless(batches: Any) -> Iterator[Batch]:
+def _endless(batches: Callable[[], Iterable[Any]]) -> Iterator[Batch]:
     while True:
         count = 0
-        for batch in batches() if callable(batches) else batches:
+        for batch in batches():
             count += 1
             yield tuple(x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor))
         if count == 0:

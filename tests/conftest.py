@@ -13,7 +13,7 @@ MiB = 2**20
 
 @pytest.fixture
 def random_profile() -> Callable[..., Profile]:
-    """By seed (and ``max_layers``): a few layers as a random graph, with a tied weight, integers on the way, and free layers."""
+    """By seed (and ``max_layers``): a few layers as a random graph, with a tied weight, integers and free layers."""
     return _random_profile
 
 
@@ -27,7 +27,7 @@ def _random_profile(seed: int, max_layers: int = 7) -> Profile:
     rng = random.Random(seed)
     n = rng.randint(2, max_layers)
     density = rng.choice([0.2, 0.5])
-    before = [[p for p in range(i) if p == i - 1 and rng.random() < 0.6 or rng.random() < density] for i in range(n)]
+    before = [[p for p in range(i) if (p == i - 1 and rng.random() < 0.6) or rng.random() < density] for i in range(n)]
     users = {f"p{i}": [i] for i in range(n) if rng.random() < 0.8}
     if n > 2 and rng.random() < 0.7:
         users["tied"] = sorted(rng.sample(range(n), rng.randint(2, 3)))
@@ -37,8 +37,7 @@ def _random_profile(seed: int, max_layers: int = 7) -> Profile:
         size = rng.choice([0, 1, 2, 5, 20]) * MiB
         values.append(Value(f"v{i}", f"l{i}", readers, (4,), "float32", 0, rng.random() < 0.8, size))
     parameters = [
-        Parameter(name, (), (1,), "float32", rng.choice([1, 4, 16]) * MiB, rng.random() < 0.8, True)
-        for name in users
+        Parameter(name, (), (1,), "float32", rng.choice([1, 4, 16]) * MiB, rng.random() < 0.8, True) for name in users
     ]
     layers = [
         Layer(
@@ -62,9 +61,7 @@ def _chain_profile(seconds: Sequence[float], *, value_bytes: int = MiB, paramete
         for i in range(n)
     ]
     parameters = [Parameter(f"p{i}", (), (1,), "float32", parameter_bytes, True, True) for i in range(n)]
-    layers = [
-        Layer(f"l{i}", "Layer", (f"v{i - 1}" if i else "x",), (f"v{i}",), (f"p{i}",)) for i in range(n)
-    ]
+    layers = [Layer(f"l{i}", "Layer", (f"v{i - 1}" if i else "x",), (f"v{i}",), (f"p{i}",)) for i in range(n)]
     return _profile(layers, values, parameters, seconds, random.Random(0))
 
 

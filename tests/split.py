@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -12,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from dpart.codegen.emit import emit
 from dpart.compiler.capture import capture
 from dpart.compiler.workload import Workload
+from dpart.partitioner.partition import partition
 from dpart.partitioner.plan import Plan
 from dpart.profiler.profile import LayerCost, Machine, Profile
-from dpart.partitioner.partition import partition
 from dpart.runtime.whole import WholeModel
 
 _DRIVER = """
@@ -76,9 +77,7 @@ def compare(cases: list[Case], folder: Path) -> dict[str, Difference]:
 
 def even_profile(captured) -> Profile:
     """A profile in which every layer costs the same: what is tested here is not the planner."""
-    costs = tuple(
-        LayerCost(layer.name, 1e-3, 2e-3, 0.0, 0.0, 0, 0, 0, 0, 0, 1) for layer in captured.graph.layers
-    )
+    costs = tuple(LayerCost(layer.name, 1e-3, 2e-3, 0.0, 0.0, 0, 0, 0, 0, 0, 1) for layer in captured.graph.layers)
     machine = Machine("cpu", 8, 2**34, 1)
     return Profile("dpart.profile", 1, captured.graph, captured.model.batch_size, machine, 1.0, costs)
 
@@ -90,7 +89,7 @@ def plan_for(captured, case: Case) -> Plan:
         return plan
     names = [layer.name for layer in captured.graph.layers]
     places = [0, *(names.index(cut) for cut in case.cuts), len(names)]
-    parts = [tuple(names[a:b]) for a, b in zip(places, places[1:], strict=False)]
+    parts = [tuple(names[a:b]) for a, b in pairwise(places)]
     stages = tuple(replace(stage, layers=part) for stage, part in zip(plan.stages, parts, strict=True))
     return replace(plan, stages=stages)
 

@@ -180,5 +180,8 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
 
 
 def test_help_loads_no_torch() -> None:
-    code = "import sys; from dpart.cli import main\ntry: main(['--help'])\nexcept SystemExit: sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from dpart.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: sys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

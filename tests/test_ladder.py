@@ -22,7 +22,9 @@ def imported(source: Path) -> list[str]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{source}: a relative import"
-            names += [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "dpart" else [node.module]
+            names += (
+                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "dpart" else [node.module]
+            )
     return names
 
 

@@ -335,7 +335,7 @@ def test_the_table_shows_stages_baselines_and_notes(chain_profile: Callable[...,
     slower = next(a for a in plan.alternatives if a.name == "data parallel").step_seconds
     assert slower is not None
     for part in (
-        "l1 .. l3 (3)" if len(plan.stages[0].layers) == 1 else "l0 .. ",
+        "l3 (3)" if len(plan.stages[0].layers) == 1 else "l0 .. ",
         format_bytes(plan.stages[0].memory.total_bytes),
         format_seconds(plan.step_seconds),
         "data parallel",
