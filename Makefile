@@ -13,7 +13,7 @@ demo: .venv/.ready
 	$(BIN)/dpart partition build/demo/profile.json --devices 2 --stages 2 -o build/demo/plan.json
 	$(BIN)/dpart emit examples/gpt2.py:workload build/demo/plan.json -o build/demo/gpt2
 	$(BIN)/dpart verify examples/gpt2.py:workload build/demo/gpt2 --steps 1
-	$(BIN)/torchrun --standalone --nproc-per-node 2 build/demo/gpt2/train.py --steps 32 --lr 1e-3
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 build/demo/gpt2/train.py --steps 32 --lr 1e-3
 
 test: .venv/.ready
 	$(BIN)/python -m pytest
@@ -27,7 +27,7 @@ lint: .venv/.ready
 	MYPYPATH=build/links $(BIN)/mypy --strict -p dpart
 
 bench: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py -o docs/benchmarks.md
 
 clean:
 	rm -rf build .venv

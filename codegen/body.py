@@ -21,7 +21,7 @@ from dpart.codegen.wording import module_name, operand_hints, parameter_names, p
 from dpart.compiler.captured import CapturedModel
 
 _LONGEST = 80
-_LONGEST_STATEMENT = 88
+_LONGEST_STATEMENT = 82
 _DEEPEST = 3
 
 _RESHAPES = frozenset({"view", "reshape", "transpose", "permute", "contiguous", "expand", "unsqueeze", "squeeze"})
@@ -65,7 +65,7 @@ class _Body:
     pending: list[_Pending] = field(default_factory=list)
     variables: dict[fx.Node, str] = field(default_factory=dict)
     bound: dict[str, set[fx.Node]] = field(default_factory=dict)
-    read: set[fx.Node] = field(default_factory=set)
+    read: dict[fx.Node, None] = field(default_factory=dict)
 
     def lines(self, changed: tuple[fx.Node, ...]) -> list[str]:
         self._prepare()
@@ -122,14 +122,14 @@ class _Body:
             self._change(item, place)
             return 1
         taken = self._taken(item)
-        self.read = set()
+        self.read = {}
         expr = self._call(item) if isinstance(item, Scope) else self._expression(item)
         if taken and len(expr.text) > _LONGEST_STATEMENT:
             self._flush()
-            taken, self.read = [], set()
+            taken, self.read = [], {}
             expr = self._call(item) if isinstance(item, Scope) else self._expression(item)
         depth = max((p.depth for p in taken), default=0) + (not _reshapes(item))
-        reads = tuple(self.read) + tuple(n for p in taken for n in p.reads)
+        reads = tuple(self.read)
         results = item.outputs if isinstance(item, Scope) else self.parts.get(item, [item])
         self.pending = self.pending[: len(self.pending) - len(taken)]
         node = results[0]
@@ -179,8 +179,9 @@ class _Body:
     def _ref(self, node: fx.Node) -> Expr:
         for pending in self.pending:
             if pending.node is node:
+                self.read |= dict.fromkeys(pending.reads)
                 return pending.expr
-        self.read.add(node)
+        self.read[node] = None
         if node in self.variables:
             return Expr(self.variables[node])
         assert node.op == "get_attr", f"{node.name} is read before it is made"
@@ -201,7 +202,7 @@ class _Body:
     def _change(self, item: fx.Node, place: int) -> None:
         """A statement that changes its first operand: ``x += y``, ``x[i] = y``."""
         self._taken_or_flushed(item)
-        self.read = set()
+        self.read = {}
         context = Context(self._ref, self._device())
         target = item.args[0]
         assert isinstance(target, fx.Node)
@@ -263,9 +264,10 @@ class _Body:
         if wish is not None:
             free = wish in self.bound and all(self.last.get(n, -1) <= place for n in self.bound[wish])
             return wish if free else self.names.new(wish)
-        ordered = [self.variables[n] for n in operands(item) if self.variables.get(n) in dead] + sorted(dead)
-        if ordered:
-            return ordered[0]
+        direct = [name for n in operands(item) if (name := self.variables.get(n)) in dead]
+        if dead:
+            usual = ("x", "hidden", "out", self.first if self.scope.parent is not None else None)
+            return min([*direct, *dead], key=lambda name: name not in usual)
         return self.names.new(module_name(item, self.captured) or plain_name(item, self.first))
 
     def _is_dead(self, node: fx.Node, place: int, result: fx.Node) -> bool:

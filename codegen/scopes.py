@@ -161,13 +161,14 @@ class _Build:
         return type(self.captured.model.model.get_submodule(path)).forward is nn.Sequential.forward
 
     def _place_prelude(self, root: Scope) -> None:
-        """Puts what is recomputed into the innermost scope around all its users."""
+        """Puts what is recomputed into the innermost scope around all its users that is around its own module."""
         for node in reversed(self.content.nodes):
             if node.meta["layer"] is not None or is_number(node):
                 continue
             users = [u for u in node.users if u in self.members]
             scope = _common([self.home.get(u, root) for u in users]) or root
-            while scope.sequential and scope.parent is not None:
+            own = {path for path, _, _ in frames(node)}
+            while scope.parent is not None and (scope.sequential or scope.path not in own):
                 scope = scope.parent
             self.home[node] = scope
             scope.items.insert(0, node)
@@ -193,7 +194,11 @@ class _Build:
                     numbers.append(node)
                 elif node not in made and not (node.op == "get_attr" and scope.owns(str(node.target))):
                     needed[node] = None
-        scope.inputs = list(self.content.inputs) if scope.parent is None else list(needed)
+        # What the model computes comes first, then masks and positions, then tensors of other modules.
+        ranked = sorted(
+            needed, key=lambda n: 2 if n.op == "get_attr" else n.op != "placeholder" and n.meta["layer"] is None
+        )
+        scope.inputs = list(self.content.inputs) if scope.parent is None else ranked
         self._add_numbers(scope, numbers)
         scope.items = _ordered(scope)
 

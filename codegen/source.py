@@ -162,6 +162,11 @@ def wrapped(line: str, limit: int = 100) -> list[str]:
         return [line]
     start, end, commas = opened
     tail = line[end:]
+    only = _outermost(line[start + 1 : end]) if not commas else None
+    if only is not None and only[:2] == (0, end - start - 2):
+        # The only argument is a list itself: its bracket opens on the same line.
+        start, end, commas = start + 1, end - 1, [start + 1 + c for c in only[2]]
+        tail = line[end:]
     inner = [line[a:b].strip() for a, b in zip([start + 1, *(c + 1 for c in commas)], [*commas, end], strict=True)]
     lines = [line[: start + 1]]
     if len(indent) + 4 + len(", ".join(inner)) <= limit:

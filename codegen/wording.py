@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from dpart.codegen.names import base_name
 from dpart.codegen.scopes import Scope
+from dpart.codegen.stages import is_tuple
 from dpart.compiler.captured import CapturedModel
 from dpart.compiler.layers import target_name
 
@@ -68,7 +69,7 @@ def parameter_names(scope: Scope, captured: CapturedModel, hints: dict[fx.Node, 
         return [*own, *["batch_size"] * (len(scope.inputs) - len(tensors))]
     return [
         "batch_size" if n.name == "batch_size"
-        else own[0] if i == 0 and own and n not in hints
+        else own[0] if i == 0 and own and n not in hints and n.op != "get_attr"
         else _argument_name(n, hints)
         for i, n in enumerate(scope.inputs)
     ]  # fmt: skip
@@ -80,7 +81,11 @@ def telling_name(item: fx.Node | Scope, hints: dict[fx.Node, str]) -> str | None
         return hints.get(item.outputs[0]) if len(item.outputs) == 1 else None
     if item.name == "batch_size":
         return "batch_size"
-    return hints.get(item) or (_RESULTS.get(item.target) if item.op == "call_function" else None)
+    if item in hints:
+        return hints[item]
+    if item.op == "call_method" and item.target in _SHAPES and len(item.all_input_nodes[0].users) == 1:
+        return telling_name(item.all_input_nodes[0], hints) if _floating(item) else None
+    return _RESULTS.get(item.target) if item.op == "call_function" else None
 
 
 def module_name(item: fx.Node | Scope, captured: CapturedModel) -> str | None:
@@ -102,7 +107,7 @@ def plain_name(item: fx.Node | Scope, first: str | None) -> str:
         if not _floating(item) and "dtype" in item.meta:
             return "mask" if item.meta["dtype"] is torch.bool else _integers(item)
         if "dtype" not in item.meta:
-            return "count"
+            return "results" if is_tuple(item) else "count"
         if name not in _PLAIN and item.op == "call_function" and name.isidentifier():
             return base_name(name)
     return "out" if first in ("x", "inputs") else "hidden"
@@ -135,13 +140,9 @@ def _argument_name(node: fx.Node, hints: dict[fx.Node, str]) -> str:
 
 
 def _own_parameters(module: nn.Module) -> list[str]:
-    signature = inspect.signature(type(module).forward)
+    signature = inspect.signature(module.forward)
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [
-        "x" if p.name == "input" else p.name
-        for p in signature.parameters.values()
-        if p.kind in plain and p.name != "self"
-    ]
+    return ["x" if p.name == "input" else p.name for p in signature.parameters.values() if p.kind in plain]
 
 
 def _floating(node: fx.Node) -> bool:

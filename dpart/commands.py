@@ -20,7 +20,7 @@ from dpart.runtime.files import read_file, refuse_existing, write_file
 from dpart.runtime.program import Program
 from dpart.tables import profile_table
 
-_NARROWEST = 100
+_NARROWEST = 116
 
 
 def profile(model: str, output: Path, *, microbatch_size: int | None, repeats: int | None, force: bool) -> None:
