@@ -21,7 +21,7 @@ from dpart.codegen.wording import module_name, operand_hints, parameter_names, p
 from dpart.compiler.captured import CapturedModel
 
 _LONGEST = 80
-_LONGEST_STATEMENT = 82
+_LONGEST_STATEMENT = 85
 _DEEPEST = 3
 
 _RESHAPES = frozenset({"view", "reshape", "transpose", "permute", "contiguous", "expand", "unsqueeze", "squeeze"})

@@ -113,7 +113,8 @@ class Classes:
         init = [_filled(line, values, arguments, "") for line in text.init]
         forward = [_filled(line, values, arguments, "self.") for line in text.forward]
         kept = [n for n in arguments.values() if any(f"self.{n}" in line for line in forward)]
-        init = [f"self.{n} = {n}" for n in kept] + init
+        if kept:
+            init = [f"{', '.join(f'self.{n}' for n in kept)} = {', '.join(kept)}", *init]
         typed = [f"{n}: {'int' if all(v.isdigit() for v in row) else 'float'}" for row, n in arguments.items()]
         self.written.append(class_lines(name, init, forward, typed))
         for place, members in enumerate(family.values()):

@@ -16,7 +16,7 @@ from itertools import groupby
 
 from torch import fx, nn
 
-from dpart.codegen.stages import StageContent, is_tuple
+from dpart.codegen.stages import StageContent, is_tuple, rows_dim
 from dpart.compiler.captured import CapturedModel
 from dpart.compiler.raising import Frame
 
@@ -235,12 +235,9 @@ class _Build:
 
 def rows_of(scope: Scope, captured: CapturedModel) -> tuple[fx.Node, int] | None:
     """An input of the scope with its dimension that is the batch, if there is one."""
-    values = captured.graph.value
     for node in scope.inputs:
-        if node.name in values and (dim := values[node.name].batch_dim) is not None:
-            # Rows that were multiplied into another dimension are not the number of rows any more.
-            if values[node.name].shape[dim] == captured.graph.microbatch_size:
-                return node, dim
+        if (dim := rows_dim(node, captured)) is not None:
+            return node, dim
     return None
 
 

@@ -68,13 +68,10 @@ def _header(captured: CapturedModel, plan: Plan, content: StageContent) -> list[
     stage = plan.stages[content.index]
     first, last = plain(stage.layers[0]), plain(stage.layers[-1])
     span = f"layer {first}" if len(stage.layers) == 1 else f"{len(stage.layers)} layers, {first} to {last}"
-    title = (
-        f'"""Stage {content.index} of {len(plan.stages)} of {plain(captured.graph.model)}, from plan '
-        f"{plain(plan.fingerprint)}: {span}."
-    )
+    title = f'"""Stage {content.index} of {len(plan.stages)} of {plain(captured.graph.model)}: {span}.'
     note = (
-        f"Predicted for {plan.microbatch_size} rows: {stage.forward_seconds:.3g} s forward, "
-        f'{stage.backward_seconds:.3g} s backward."""'
+        f"Plan {plain(plan.fingerprint)}; predicted for {plan.microbatch_size} rows: "
+        f'{stage.forward_seconds:.3g} s forward, {stage.backward_seconds:.3g} s backward."""'
     )
     return [*_filled(title, _WIDTH), "", *_filled(note, _WIDTH)]
 

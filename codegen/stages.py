@@ -97,6 +97,17 @@ def channels(captured: CapturedModel, stages: tuple[StageContent, ...]) -> tuple
     return tuple(found)
 
 
+def rows_dim(node: fx.Node, captured: CapturedModel) -> int | None:
+    """The dimension of a value whose size is the number of rows, or None where there is none.
+
+    Rows that were multiplied into another dimension are not the number of rows any more.
+    """
+    value = captured.graph.value.get(node.name)
+    if value is None or value.batch_dim is None or value.shape[value.batch_dim] != captured.graph.microbatch_size:
+        return None
+    return value.batch_dim
+
+
 def random_calls(captured: CapturedModel) -> dict[fx.Node, int]:
     """The index of every random call among those of the unsplit model, in the order of execution."""
     calls = [n for n in captured.module.graph.nodes if _is_random(n, captured.module)]
@@ -171,8 +182,8 @@ def _content(
     inputs = [n for n in nodes if n.op == "placeholder" or stage_of.get(n, index) != index]
     calls = sorted((n for n in nodes if n.op.startswith("call_") and n not in inputs), key=order.__getitem__)
     values = captured.graph.value
-    if any(n.name == "batch_size" for n in calls) and all(values[n.name].batch_dim is None for n in inputs):
-        inputs.append(next(n for n in order if n.op == "placeholder" and values[n.name].batch_dim is not None))
+    if any(n.name == "batch_size" for n in calls) and all(rows_dim(n, captured) is None for n in inputs):
+        inputs.append(next(n for n in order if n.op == "placeholder" and rows_dim(n, captured) is not None))
     inputs.sort(key=lambda n: (n.op != "placeholder", order[n]))
     later = [n for nodes in needed[index + 1 :] for n in nodes]
     outputs = sorted({n for n in later if stage_of.get(n) == index}, key=order.__getitem__)

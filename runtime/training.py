@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -104,8 +104,8 @@ def make_optimizer(module: nn.Module, name: str, lr: float) -> torch.optim.Optim
 def worker(folder: Path, threads: int, seed: int) -> Iterator[Executor]:
     """This process as a worker of the build, under torchrun; a process group that is there is used and kept.
 
-    A fault inside ends the process at once with one line that names stage, replica and microbatch; torchrun
-    then ends the others.
+    The process ends with the block. A fault inside ends it at once with one line that names stage, replica and
+    microbatch; torchrun then ends the others.
     """
     executor: Executor | None = None
     given = dist.is_initialized()
@@ -118,12 +118,12 @@ def worker(folder: Path, threads: int, seed: int) -> Iterator[Executor]:
         executor = Executor(program, rank, module, seed)
         yield executor
         dist.barrier()
-        if not given:
-            dist.destroy_process_group()
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
         _stop(executor, error)
+    if not given:
+        _leave(0)
 
 
 def save_weights(executor: Executor, folder: Path) -> None:
@@ -172,7 +172,7 @@ def _join(program: Program, folder: Path) -> int:
     return dist.get_rank()
 
 
-def _stop(executor: Executor | None, error: BaseException) -> None:
+def _stop(executor: Executor | None, error: BaseException) -> NoReturn:
     if isinstance(error, UserError) and executor is None:
         text = str(error) if os.environ.get("RANK", "0") == "0" else ""
     elif isinstance(error, PeerError | UserError):
@@ -182,9 +182,18 @@ def _stop(executor: Executor | None, error: BaseException) -> None:
         text = f"{place}{type(error).__name__}: {error}"
     if text:
         print(f"dpart: {text}", file=sys.stderr, flush=True)
+    _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process at once.
+
+    No destructor may wait for a peer that waits for this process; and gloo's threads, still running at a regular
+    exit, were seen to abort a process whose work was done.
+    """
     sys.stdout.flush()
-    # No destructor may wait for a peer that waits for this process.
-    os._exit(1)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _batches(program: Program, folder: Path, data: str | None, seed: int, *, quiet: bool) -> Callable[[], Any]:
@@ -194,10 +203,15 @@ def _batches(program: Program, folder: Path, data: str | None, seed: int, *, qui
         place, _, name = program.workload.rpartition(":")
         spec = f"{folder / place if place.endswith('.py') else place}:{name}"
     if spec is not None:
-        source = load_callable(spec)()
-        batches = getattr(source, "batches", source)
+        function = load_callable(spec)
+        made = function()
+        batches = getattr(made, "batches", made)
+        if callable(batches):
+            return batches
+        if isinstance(batches, Iterator):
+            return function  # It runs dry; the function makes another.
         if batches is not None:
-            return lambda: batches() if callable(batches) else batches
+            return lambda: batches
         if data is not None:
             raise UserError(f"{data} returned no batches.")
     if not quiet:

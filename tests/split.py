@@ -19,7 +19,7 @@ from dpart.profiler.profile import LayerCost, Machine, Profile
 from dpart.runtime.whole import WholeModel
 
 _DRIVER = """
-import json, pathlib, sys
+import json, os, pathlib, sys
 import torch.distributed
 from dpart.runtime.recording import record
 torch.distributed.init_process_group("gloo")
@@ -27,7 +27,9 @@ for case in json.loads(pathlib.Path(sys.argv[1]).read_text()):
     folder = pathlib.Path(case)
     record(folder / "build", folder / "batches.safetensors", folder, steps=2, seed=7, optimizer="adam", lr=1e-2)
 torch.distributed.barrier()
-torch.distributed.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
+
 """
 
 
