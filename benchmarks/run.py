@@ -1,4 +1,4 @@
-"""Runs the benchmarks that need no cluster and writes their table: ``python benchmarks/run.py [-o docs/benchmarks.md]``.
+"""Runs the benchmarks that need no cluster and writes their table (``-o docs/benchmarks.md``).
 
 The searcher on the published PipeDream profiles, beside what the released program took when it was run on them
 (``expected.json`` in the folder DPART_PEERS). The recorded times are CPU seconds of the whole program; ours run
@@ -58,9 +58,10 @@ def _table(ours: dict[str, float], theirs: dict[str, float], counts: dict[str, i
         "",
         "## PipeDream's profiles",
         "",
-        "`make bench` made this page. The searcher under the released program's conventions; seconds are summed over "
-        f"the settings of each profile. Largest relative difference of a value: {worst:.1e}. "
-        f"One thread, {platform.machine()}, Python {platform.python_version()}.",
+        "`make bench` made this page. The searcher under the released program's conventions; seconds are summed over",
+        f"the settings of each profile. Largest relative difference of a value: {worst:.1e}.",
+        f"One thread, {platform.machine()}, Python {platform.python_version()}. The released program's times are the",
+        "CPU seconds recorded with the published values, on another day and machine load.",
         "",
         "| profile | settings | dpart, s | released program, s | ratio |",
         "|---|---:|---:|---:|---:|",

@@ -207,7 +207,7 @@ def _batches(program: Program, folder: Path, data: str | None, seed: int, *, qui
         made = function()
         batches = getattr(made, "batches", made)
         if callable(batches):
-            return batches
+            return lambda: batches()
         if isinstance(batches, Iterator):
             return function  # It runs dry; the function makes another.
         if batches is not None:
