@@ -7,26 +7,23 @@ expression only where that keeps it in its place.
 """
 
 import operator
-from collections import Counter
 from dataclasses import dataclass, field
 
 from torch import fx
 
+from dpart.codegen.items import Item, augments, chain_at, is_light, path_of, results_of, tuple_length
 from dpart.codegen.names import RESERVED, Names
 from dpart.codegen.scopes import Scope, is_number, is_unpacking, operands, rows_of
 from dpart.codegen.source import ATOM, AUGMENTED, Context, Expr, expression, index
 from dpart.codegen.stages import is_tuple, writes
 from dpart.codegen.state import Slot, built, reference
-from dpart.codegen.wording import module_name, operand_hints, parameter_names, plain_name, telling_name
+from dpart.codegen.variables import Variables
+from dpart.codegen.wording import module_name, operand_hints, parameter_names, plain_name
 from dpart.compiler.captured import CapturedModel
 
 _LONGEST = 80
 _LONGEST_STATEMENT = 85
 _DEEPEST = 3
-
-_RESHAPES = frozenset({"view", "reshape", "transpose", "permute", "contiguous", "expand", "unsqueeze", "squeeze"})
-
-Item = fx.Node | Scope
 
 
 @dataclass(frozen=True)
@@ -50,12 +47,6 @@ def forward_lines(scope: Scope, slot: Slot, captured: CapturedModel, changed: tu
     return _Body(scope, slot, captured).lines(changed)
 
 
-def parameter_list(scope: Scope, captured: CapturedModel) -> list[str]:
-    """The names of a forward's arguments."""
-    names = Names(*RESERVED)
-    return [names.new(wish) for wish in parameter_names(scope, captured, operand_hints(scope.items))]
-
-
 @dataclass
 class _Body:
     scope: Scope
@@ -63,19 +54,14 @@ class _Body:
     captured: CapturedModel
     text: list[str] = field(default_factory=list)
     pending: list[_Pending] = field(default_factory=list)
-    variables: dict[fx.Node, str] = field(default_factory=dict)
-    bound: dict[str, set[fx.Node]] = field(default_factory=dict)
     read: dict[fx.Node, None] = field(default_factory=dict)
 
     def lines(self, changed: tuple[fx.Node, ...]) -> list[str]:
         self._prepare()
-        arguments = parameter_list(self.scope, self.captured)
-        self.names = Names(*RESERVED, *arguments)
         annotated = []
-        for node, name in zip(self.scope.inputs, arguments, strict=True):
-            self._bind(node, name)
+        for node, name in zip(self.scope.inputs, self.arguments, strict=True):
+            self.variables.bind(node, name)
             annotated.append(f"{name}: {'int' if is_number(node) else 'Tensor'}")
-        self.first = arguments[0] if arguments else None
         for node in changed:
             name = self.variables[node]
             self.text.append(f"{name} = {name}.clone()  # changed in place below")
@@ -99,26 +85,23 @@ class _Body:
                     self.parts[item] = users
         unpacked = {n for users in self.parts.values() for n in users}
         self.items: list[Item] = [i for i in items if i not in unpacked]
-        self.counts: Counter[fx.Node] = Counter()
-        self.last: dict[fx.Node, int] = {}
+        names = Names(*RESERVED)
+        wishes = parameter_names(self.scope, self.captured, operand_hints(items))
+        self.arguments = [names.new(wish) for wish in wishes]
+        self.first = self.arguments[0] if self.arguments else None
+        self.variables = Variables(self.arguments, self.items, self.scope.outputs)
+        rows = rows_of(self.scope, self.captured)
         for place, item in enumerate(self.items):
-            for node in operands(item):
-                self.counts[node] += 1
-                self.last[node] = place
-            if isinstance(item, fx.Node) and item.name == "batch_size" and (rows := self._rows()):
-                self.last[rows[0]] = place
-        for node in self.scope.outputs:
-            self.counts[node] += 1
-            self.last[node] = len(self.items)
-        self.hints = operand_hints(items)
-        self.kept = {n for i in self.items if isinstance(i, fx.Node) and _augments(i) for n in operands(i)[:1]}
+            if rows is not None and isinstance(item, fx.Node) and item.name == "batch_size":
+                self.variables.read(rows[0], place)
+        self.kept = {n for i in self.items if augments(i) for n in operands(i)[:1]}
         # One block a line.
-        blocks = {n for i in self.items if _path(i).rpartition(".")[2].isdigit() for n in _outputs(i)}
+        blocks = {n for i in self.items if path_of(i).rpartition(".")[2].isdigit() for n in results_of(i)}
         self.kept |= blocks - set(self.scope.outputs)
 
     def _item(self, place: int) -> int:
         item = self.items[place]
-        if isinstance(item, fx.Node) and (_augments(item) or item.target is operator.setitem):
+        if isinstance(item, fx.Node) and (augments(item) or item.target is operator.setitem):
             self._change(item, place)
             return 1
         taken = self._taken(item)
@@ -128,17 +111,23 @@ class _Body:
             self._flush()
             taken, self.read = [], {}
             expr = self._call(item) if isinstance(item, Scope) else self._expression(item)
-        depth = max((p.depth for p in taken), default=0) + (not _reshapes(item))
+        depth = max((p.depth for p in taken), default=0) + (not is_light(item))
         reads = tuple(self.read)
         results = item.outputs if isinstance(item, Scope) else self.parts.get(item, [item])
         self.pending = self.pending[: len(self.pending) - len(taken)]
         node = results[0]
         fits = len(expr.text) <= _LONGEST and depth <= _DEEPEST
-        if len(results) == 1 and item not in self.parts and self.counts[node] == 1 and fits and node not in self.kept:
+        if (
+            len(results) == 1
+            and item not in self.parts
+            and self.variables.counts[node] == 1
+            and fits
+            and node not in self.kept
+        ):
             self.pending.append(_Pending(node, expr, reads, place, depth))
             return 1
         self._flush()
-        if not any(self.counts[n] for n in results):
+        if not any(self.variables.counts[n] for n in results):
             if not self._is_pure(item):
                 self.text.append(expr.text)
         elif len(results) == 1 and item not in self.parts:
@@ -161,16 +150,13 @@ class _Body:
 
     def _expression(self, item: fx.Node) -> Expr:
         if item.name == "batch_size":
-            rows = self._rows()
+            rows = rows_of(self.scope, self.captured)
             assert rows is not None
             return Expr(f"{self._ref(rows[0]).text}.size({rows[1]})")
         if item.op == "call_module":
             module = reference(self.slot, str(item.target))
             return Expr(f"{module}({', '.join(self._ref(n).text for n in operands(item))})")
         return expression(item, Context(self._ref, self._device()))
-
-    def _rows(self) -> tuple[fx.Node, int] | None:
-        return rows_of(self.scope, self.captured)
 
     def _call(self, scope: Scope) -> Expr:
         arguments = ", ".join(self._ref(n).text for n in scope.inputs)
@@ -188,16 +174,13 @@ class _Body:
         return Expr(reference(self.slot, str(node.target)))
 
     def _device(self) -> str | None:
-        for node in self.scope.inputs:
+        for node, name in zip(self.scope.inputs, self.arguments, strict=True):
             if not is_number(node) and node.op != "get_attr":
-                return f"{self._first_name(node)}.device"
+                return f"{name}.device"
         for name, child in self.slot.children.items():
             if child.tensor is not None:
                 return f"self.{name}.device"
         return None
-
-    def _first_name(self, node: fx.Node) -> str:
-        return parameter_list(self.scope, self.captured)[self.scope.inputs.index(node)]
 
     def _change(self, item: fx.Node, place: int) -> None:
         """A statement that changes its first operand: ``x += y``, ``x[i] = y``."""
@@ -215,7 +198,7 @@ class _Body:
             self.text.append(f"{left.text} {AUGMENTED[item.target]} {right.text}")
         self.pending = []
         if left.precedence == ATOM:
-            self._alias(item, left.text)
+            self.variables.alias(item, left.text)
 
     def _taken_or_flushed(self, item: fx.Node) -> None:
         inline = self._taken(item)
@@ -235,60 +218,30 @@ class _Body:
     def _unpack(self, item: Item, results: list[fx.Node], text: str) -> None:
         if isinstance(item, Scope):
             base = module_name(item, self.captured)
-            targets = [self._fresh(n, base if i == 0 else None) for i, n in enumerate(results)]
+            targets = [self.variables.fresh(n, base if i == 0 else None) for i, n in enumerate(results)]
             self.text.append(f"{', '.join(targets)} = {text}")
             return
         indices = {int(str(n.args[1])): n for n in results}
-        count = _tuple_length(item)
+        count = tuple_length(item)
         if min(indices) < 0 or len(indices) < len(results) or (count or max(indices)) > 8:
-            name = self.names.new("parts")
+            name = self.variables.new("parts")
             self.text.append(f"{name} = {text}")
             for n in results:
-                self._assign(n, self.names.new(self.hints.get(n, "part")), f"{name}[{n.args[1]}]")
+                self._assign(n, self.variables.new(self.variables.hints.get(n, "part")), f"{name}[{n.args[1]}]")
             return
         size = count or max(indices) + 1
-        targets = [self._fresh(indices[i], None) if i in indices else "_" for i in range(size)]
+        targets = [self.variables.fresh(indices[i], None) if i in indices else "_" for i in range(size)]
         rest = "" if count else ", *_"
         self.text.append(f"{', '.join(targets)}{rest} = {text}")
 
-    def _fresh(self, node: fx.Node, wish: str | None) -> str:
-        if not self.counts[node]:
-            return "_"
-        name = self.names.new(self.hints.get(node) or wish or "part")
-        self._bind(node, name)
-        return name
-
     def _name(self, item: Item, node: fx.Node, reads: tuple[fx.Node, ...], place: int) -> str:
-        dead = [self.variables[n] for n in reads if self._is_dead(n, place, node)]
-        wish = telling_name(item, self.hints)
-        if wish is not None:
-            free = wish in self.bound and all(self.last.get(n, -1) <= place for n in self.bound[wish])
-            return wish if free else self.names.new(wish)
-        direct = [name for n in operands(item) if (name := self.variables.get(n)) in dead]
-        if dead:
-            usual = ("x", "hidden", "out", self.first if self.scope.parent is not None else None)
-            return min([*direct, *dead], key=lambda name: name not in usual)
-        return self.names.new(module_name(item, self.captured) or plain_name(item, self.first))
-
-    def _is_dead(self, node: fx.Node, place: int, result: fx.Node) -> bool:
-        """Whether the variable of a node may take another tensor of its kind after this place."""
-        name = self.variables.get(node)
-        if name is None or "." in name or node.meta.get("dtype") != result.meta.get("dtype"):
-            return False
-        return "dtype" in node.meta and all(self.last.get(n, -1) <= place for n in self.bound[name])
+        first = self.first if self.scope.parent is not None else None
+        return self.variables.choose(item, node, reads, place, first, self.captured)
 
     def _assign(self, node: fx.Node, name: str, text: str) -> None:
         if text != name:
             self.text.append(f"{name} = {text}")
-        self._bind(node, name)
-
-    def _bind(self, node: fx.Node, name: str) -> None:
-        self.variables[node] = name
-        self.bound[name] = {node}
-
-    def _alias(self, node: fx.Node, name: str) -> None:
-        self.variables[node] = name
-        self.bound.setdefault(name, set()).add(node)
+        self.variables.bind(node, name)
 
     def _return(self) -> None:
         outputs = self.scope.outputs
@@ -302,106 +255,39 @@ class _Body:
 
     def _loop(self, place: int) -> int:
         """Writes a loop over the blocks that begin at this place; the number of items it covers, or 0."""
-        run, carrier = self._run(place)
+        run, carrier = chain_at(self.items, place, self.slot.path, self.variables.counts)
         if len(run) < 2:
             return 0
-        first, result = run[0], _outputs(run[-1])[0]
+        first, result = run[0], results_of(run[-1])[0]
         self._flush()
-        start = _inputs(first)[carrier]
+        start = operands(first)[carrier]
         name = self._ref(start).text
-        others = [self._ref(n).text for i, n in enumerate(_inputs(first)) if i != carrier]
-        if name in others or not self._is_dead(start, place + len(run) - 1, result):
-            name = self.names.new(plain_name(first, self.first))
+        others = [self._ref(n).text for i, n in enumerate(operands(first)) if i != carrier]
+        if name in others or not self.variables.is_dead(start, place + len(run) - 1, result):
+            name = self.variables.new(plain_name(first, self.first))
             self.text.append(f"{name} = {self._ref(start).text}")
         arguments = ", ".join([*others[:carrier], name, *others[carrier:]])
-        parent, _, number = _path(first).rpartition(".")
+        parent, _, number = path_of(first).rpartition(".")
         container, listed = self._slot(parent), reference(self.slot, parent)
         if len(run) == len(container.children):
-            block = self.names.new("block" if isinstance(first, Scope) else "layer")
+            block = self.variables.new("block" if isinstance(first, Scope) else "layer")
             is_list = container.is_list and built(container) is not None
             self.text.append(f"for {block} in {listed}{'' if is_list else '.values()'}:")
         else:
-            i = self.names.new("i")
+            i = self.variables.new("i")
             start_text = f"{number}, " if int(number) else ""
             self.text.append(f"for {i} in range({start_text}{int(number) + len(run)}):")
-            by_number = reference(self.slot, _path(first)).endswith(f"[{number}]")
+            by_number = reference(self.slot, path_of(first)).endswith(f"[{number}]")
             block = f"{listed}[{i if by_number else f'str({i})'}]"
         self.text.append(f"    {name} = {block}({arguments})")
-        self._bind(result, name)
+        self.variables.bind(result, name)
         return len(run)
 
     def _slot(self, path: str) -> Slot:
         return self.slot.at(path.removeprefix(self.slot.path).lstrip("."))
-
-    def _run(self, place: int) -> tuple[list[Item], int]:
-        """The longest chain of calls from here that are numbered children of one container, in order."""
-        first = self.items[place]
-        parent, _, name = _path(first).rpartition(".")
-        below = parent and parent != self.slot.path and parent.startswith(self.slot.path)
-        if not name.isdigit() or not below or len(_outputs(first)) != 1:
-            return [], 0
-        best: tuple[list[Item], int] = [], 0
-        for carrier in range(len(_inputs(first))):
-            run = [first]
-            for item in self.items[place + 1 :]:
-                path = f"{parent}.{int(name) + len(run)}"
-                if _path(item) != path or len(_outputs(item)) != 1 or not self._follows(run[-1], item, carrier):
-                    break
-                run.append(item)
-            best = max(best, (run, carrier), key=lambda r: len(r[0]))
-        return best
-
-    def _follows(self, before: Item, after: Item, carrier: int) -> bool:
-        made = _outputs(before)[0]
-        wanted = list(_inputs(before))
-        wanted[carrier] = made
-        return _inputs(after) == wanted and self.counts[made] == 1
 
     def _is_pure(self, item: Item) -> bool:
         """Whether leaving out an item whose result nobody reads changes nothing."""
         if isinstance(item, Scope) or item.op == "call_module":
             return False
         return not writes(item, self.captured.module) and item.meta.get("layer") is None
-
-
-def _reshapes(item: Item) -> bool:
-    """Whether the item is an operator or only reshapes: a chain of them is easily read."""
-    if isinstance(item, Scope) or item.op == "call_module":
-        return False
-    return item.target in _RESHAPES or getattr(item.target, "__module__", "") == "_operator"
-
-
-def _augments(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in AUGMENTED and isinstance(node.args[0], fx.Node)
-
-
-def _path(item: Item) -> str:
-    if isinstance(item, Scope):
-        return item.path
-    return str(item.target) if item.op == "call_module" else ""
-
-
-def _inputs(item: Item) -> list[fx.Node]:
-    return operands(item)
-
-
-def _outputs(item: Item) -> list[fx.Node]:
-    return item.outputs if isinstance(item, Scope) else [item]
-
-
-def _tuple_length(node: fx.Node) -> int | None:
-    """How many tensors a split makes, where its arguments tell."""
-    source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node) or "shape" not in source.meta:
-        return None
-    dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
-    length: int | None = source.meta["shape"][dim] if isinstance(dim, int) else None
-    sizes = node.args[1] if len(node.args) > 1 else None
-    if node.target == "split" and isinstance(sizes, list | tuple):
-        return len(sizes)
-    if node.target == "split" and isinstance(sizes, int) and length:
-        return -(-length // sizes)
-    if node.target == "chunk" and isinstance(sizes, int) and length:
-        each = -(-length // sizes)
-        return int(-(-length // each))
-    return None

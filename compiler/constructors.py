@@ -85,7 +85,7 @@ def _same(value: Any, default: Any) -> bool:
 
 def _literal(value: Any, *, shorten: bool) -> str | None:
     if isinstance(value, tuple | list):
-        if shorten and len(value) > 1 and len(set(value)) == 1:
+        if shorten and len(set(value)) == 1:
             return _literal(value[0], shorten=shorten)
         parts = [_literal(v, shorten=shorten) for v in value]
         if any(part is None for part in parts):

@@ -43,7 +43,8 @@ def changes_in_place(node: fx.Node, module: fx.GraphModule) -> bool:
     raw = str(getattr(node.target, "__name__", node.target)).split(".")[0]
     if node.op == "call_function" and raw in _IN_PLACE_OPERATORS:
         return True
-    return raw.endswith("_") and not raw.endswith("__")
+    is_operator = getattr(node.target, "__module__", "") == "_operator"  # `operator.and_` changes nothing.
+    return raw.endswith("_") and not raw.endswith("__") and not is_operator
 
 
 def mark_layers(module: fx.GraphModule, model: nn.Module) -> dict[str, list[fx.Node]]:

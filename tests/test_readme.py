@@ -20,7 +20,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of every line that calls dpart; a shell prompt, Make's prefix and comments left out."""
+    """The words of every line of code that calls dpart; prompt, Make's prefix and comments left out."""
+    text = "".join(re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)) or text
     lines = [line.strip().removeprefix("$ ").removeprefix("$(BIN)/") for line in text.splitlines()]
     return [shlex.split(line, comments=True) for line in lines if re.match(r"dpart +[a-z]", line)]
 
@@ -36,7 +37,8 @@ def test_every_command_and_option_exists(source: Path) -> None:
 def test_links_files_and_targets_exist() -> None:
     for path in re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r"examples/[\w/.]+\.(?:py|yaml)", README):
         assert (ROOT / path).exists(), path
-    for target in re.findall(r"\bmake (\w+)", README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")):
+    pages = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for target in re.findall(r"(?:^ *|`)make (\w+)", pages, re.MULTILINE):
         assert f"\n{target}:" in MAKEFILE, target
 
 
