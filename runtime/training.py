@@ -36,6 +36,9 @@ from dpart.runtime.stage import load_stage
 
 Batch = tuple[Tensor, ...]
 
+_SECONDS_TO_SPEAK = 5.0
+"""How long the other ranks wait for rank 0's message: torchrun ends all as soon as one has ended."""
+
 
 def main(folder: Path, arguments: Sequence[str] | None = None) -> None:
     """The command line of an emitted ``train.py``."""
@@ -109,9 +112,11 @@ def worker(folder: Path, threads: int, seed: int) -> Iterator[Executor]:
     """
     executor: Executor | None = None
     given = dist.is_initialized()
+    alike = True  # Until they have joined, all ranks fail alike, and one message is enough.
     try:
         program = read_file(Program, folder / "program.json")
         rank = _join(program, folder)
+        alike = False
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
         module = load_stage(folder, program.stages[program.workers[rank][0]])
@@ -121,6 +126,9 @@ def worker(folder: Path, threads: int, seed: int) -> Iterator[Executor]:
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
+        if alike and os.environ.get("RANK", "0") != "0":
+            time.sleep(_SECONDS_TO_SPEAK)
+            _leave(1)
         _stop(executor, error)
     if not given:
         _leave(0)
@@ -173,15 +181,9 @@ def _join(program: Program, folder: Path) -> int:
 
 
 def _stop(executor: Executor | None, error: BaseException) -> NoReturn:
-    if isinstance(error, UserError) and executor is None:
-        text = str(error) if os.environ.get("RANK", "0") == "0" else ""
-    elif isinstance(error, PeerError | UserError):
-        text = f"{executor.where if executor else ''}, {executor.doing if executor else ''}: {error}"
-    else:
-        place = f"{executor.where}, {executor.doing}: " if executor else ""
-        text = f"{place}{type(error).__name__}: {error}"
-    if text:
-        print(f"dpart: {text}", file=sys.stderr, flush=True)
+    place = f"{executor.where}, {executor.doing}: " if executor else ""
+    kind = "" if isinstance(error, PeerError | UserError) else f"{type(error).__name__}: "
+    print(f"dpart: {place}{kind}{error}", file=sys.stderr, flush=True)
     _leave(1)
 
 

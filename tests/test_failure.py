@@ -75,6 +75,10 @@ def test_the_wrong_number_of_workers_is_one_clear_message(tmp_path) -> None:
     code, _, output = run(folder, 2)
     assert code != 0
     assert output.count("dpart: This build has 3 workers, and torchrun started 2") == 1
+    (folder / "stage_1.safetensors").unlink()
+    code, _, output = run(folder, 3)
+    assert code != 0
+    assert output.count("stage_1.safetensors: no such file") == 1
     alone = subprocess.run([sys.executable, str(folder / "train.py")], capture_output=True, text=True, timeout=60)
     assert alone.returncode == 1
     assert alone.stderr.startswith("dpart: Start this with torchrun")
