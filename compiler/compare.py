@@ -45,11 +45,13 @@ def loss_and_gradients(
     named = dict(model.model.named_parameters())
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     wanted = [(n, p) for n, p in named.items() if p.requires_grad]
-    with KeyedRandomness(seed=0, step=0, microbatch=0):
+    randomness = KeyedRandomness(seed=0, step=0, microbatch=0, remember=True)
+    with randomness:
         loss = run(*(leaf.clone() for leaf in leaves))
     if not loss.requires_grad:
         raise UserError(f"The loss of {model.title} depends on no trainable parameter.")
-    found = torch.autograd.grad(loss, [p for _, p in wanted], allow_unused=True)
+    with randomness.replay():  # Activation checkpointing runs parts of the forward again.
+        found = torch.autograd.grad(loss, [p for _, p in wanted], allow_unused=True)
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     return loss.detach(), {n: g for (n, _), g in zip(wanted, found, strict=True) if g is not None}

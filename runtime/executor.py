@@ -14,13 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dpart.runtime.check import check_schedule, program_edges
+from dpart.runtime.entrance import Entrance
 from dpart.runtime.errors import PeerError
 from dpart.runtime.microbatch import Microbatch, split_batch
 from dpart.runtime.program import Channel, Program, SharedParameter
 from dpart.runtime.randomness import KeyedRandomness
 from dpart.runtime.replicas import average_buffers, sum_gradients
 from dpart.runtime.schedule import SCHEDULES, Action, Phase, Replica
-from dpart.runtime.transport import Expected, Receipt, Transport
+from dpart.runtime.transport import Expected, Receipt, Transport, together
 
 _AHEAD = 3
 """Actions ahead of the current one whose receives are posted."""
@@ -31,6 +32,7 @@ class _Stash:
     """What a microbatch's backward needs of its forward."""
 
     values: dict[str, Tensor]
+    entrances: dict[str, Entrance]
     loss: Tensor | None = None
 
 
@@ -161,8 +163,9 @@ class Executor:
             self._dispatch[action.phase](action.microbatch)
         self.doing = "the gradient all-reduce"
         if self._group is not None:
-            sum_gradients(self.module, self._group)
-            average_buffers(self.module, buffers, self._group)
+            with together("its replicas"):
+                sum_gradients(self.module, self._group)
+                average_buffers(self.module, buffers, self._group)
         self._return_shared()
         self.doing = "the end of the step"
         self._transport.finish()
@@ -195,8 +198,8 @@ class Executor:
         part, values, arguments = self._microbatches[microbatch], {}, []
         for message in self._tables.receives:
             values[message.name] = self._wait(Phase.FORWARD, microbatch, message)
-        for message in self._tables.gradient_sends:
-            values[message.name].requires_grad_()
+        entrances = {m.name: Entrance(values[m.name]) for m in self._tables.gradient_sends}
+        values |= {name: entrance.value for name, entrance in entrances.items()}
         for name in self._own.inputs:
             arguments.append(values[name] if name in values else part.leaves[self._position[name]])
         results = self._run(arguments, microbatch)
@@ -205,8 +208,7 @@ class Executor:
             expected = self._expected(message, microbatch, message.name)
             tag = self._tag(message, Phase.FORWARD, microbatch)
             self._transport.send(values[message.name], expected, self._rank(message.peer, microbatch), tag)
-        names = [m.name for m in (*self._tables.gradient_receives, *self._tables.gradient_sends)]
-        self._stashes[microbatch] = _Stash({n: values[n] for n in names})
+        self._stashes[microbatch] = _Stash({m.name: values[m.name] for m in self._tables.gradient_receives}, entrances)
         if self.program.loss in self._own.outputs:
             loss = values[self.program.loss]
             self._stashes[microbatch].loss = loss
@@ -239,15 +241,16 @@ class Executor:
         if roots:
             torch.autograd.backward(roots, gradients)
         for message in self._tables.gradient_sends:
-            self._send_gradient(stash.values[message.name], message, microbatch)
+            self._send_gradient(stash.entrances[message.name].gradient, message, microbatch)
         for message in self._tables.parameter_sends:
             parameter = self.module.get_parameter(message.name)
-            self._send_gradient(parameter, message, microbatch)
+            self._send_gradient(parameter.grad, message, microbatch)
             parameter.grad = None
 
-    def _send_gradient(self, tensor: Tensor, message: Message, microbatch: int) -> None:
-        gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+    def _send_gradient(self, gradient: Tensor | None, message: Message, microbatch: int) -> None:
         expected = self._expected(message, microbatch, f"gradient of {message.name}")
+        if gradient is None:
+            gradient = torch.zeros(expected.shape, dtype=expected.dtype)
         tag = self._tag(message, Phase.BACKWARD, microbatch)
         self._transport.send(gradient, expected, self._rank(message.peer, microbatch), tag)
 
@@ -274,7 +277,8 @@ class Executor:
         losses = torch.zeros(len(self._microbatches), dtype=torch.float64)
         for microbatch, loss in self._losses.items():
             losses[microbatch] = loss
-        dist.all_reduce(losses)
+        with together("all ranks"):
+            dist.all_reduce(losses)
         total: float = sum(losses.tolist())
         return total
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _ALWAYS = frozenset({
     "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "bernoulli", "bernoulli_",
@@ -154,23 +155,26 @@ class KeyedRandomness(TorchFunctionMode):
         return self._calls[position]
 
 
-class Replay(TorchFunctionMode):
-    """Recognises a repeated random call by the generator's state, which checkpointing restores before it."""
+class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Recognises a repeated random call by the generator's state, which checkpointing restores before it.
+
+    It watches kernels and not functions, because ``torch.autograd.backward`` is itself a function that modes
+    intercept: one of the other kind is set aside while the backward runs.
+    """
 
     def __init__(self, randomness: KeyedRandomness, indices: Mapping[bytes, int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._randomness = randomness
         self._indices = indices
 
-    def __torch_function__(
+    def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if is_random_call(func, args, kwargs):
+        if self._indices and torch.Tag.nondeterministic_seeded in func.tags:
             index = self._indices.get(_state())
             if index is not None:
                 self._randomness.reseed(index)
-        return func(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 def mixed_seed(*key: int) -> int:

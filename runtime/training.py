@@ -29,10 +29,11 @@ from tqdm import tqdm
 from dpart.runtime.callables import load_callable
 from dpart.runtime.errors import PeerError, UserError
 from dpart.runtime.executor import Executor
-from dpart.runtime.files import new_folder, read_file, write_text
+from dpart.runtime.files import new_folder, read_file, refuse_existing, write_text
 from dpart.runtime.microbatch import check_batch
 from dpart.runtime.program import Program
 from dpart.runtime.stage import load_stage
+from dpart.runtime.transport import together
 
 Batch = tuple[Tensor, ...]
 
@@ -44,6 +45,8 @@ def main(folder: Path, arguments: Sequence[str] | None = None) -> None:
     """The command line of an emitted ``train.py``."""
     options = _parser(folder).parse_args(arguments)
     with worker(folder, options.threads, options.seed) as executor:
+        if options.save is not None and executor.rank == 0:
+            refuse_existing(options.save, force=False)  # Now, and not when the run is over.
         batches = _batches(executor.program, folder, options.data, options.seed, quiet=executor.rank > 0)
         train(
             executor,
@@ -182,8 +185,10 @@ def _join(program: Program, folder: Path) -> int:
 
 def _stop(executor: Executor | None, error: BaseException) -> NoReturn:
     place = f"{executor.where}, {executor.doing}: " if executor else ""
-    kind = "" if isinstance(error, PeerError | UserError) else f"{type(error).__name__}: "
-    print(f"dpart: {place}{kind}{error}", file=sys.stderr, flush=True)
+    text = str(error)
+    if not isinstance(error, PeerError | UserError):
+        text = f"{type(error).__name__}: {' '.join(text.split())}"  # One line, whoever raised it.
+    print(f"dpart: {place}{text}", file=sys.stderr, flush=True)
     _leave(1)
 
 
@@ -253,7 +258,8 @@ def _compare_over_ranks(leaves: Batch) -> None:
     for leaf in leaves:
         digest = zlib.crc32(leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), digest)
     ends = torch.tensor([digest, -digest], dtype=torch.int64)
-    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    with together("all ranks"):
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
     if ends[0] != -ends[1]:
         raise UserError("The ranks read different batches; shuffle the data with a fixed seed.")
 

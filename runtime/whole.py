@@ -31,8 +31,11 @@ class WholeModel:
         """Forward and backward of one batch; returns its loss, and leaves gradients in the parameters."""
         total = 0.0
         for number, part in enumerate(split_batch(leaves, self._batch_dims, self._size)):
-            with KeyedRandomness(seed=self._seed, step=step, microbatch=number):
-                loss = self._loss(*part.leaves)
-            torch.autograd.backward(loss, torch.full_like(loss, part.weight))
+            randomness = KeyedRandomness(seed=self._seed, step=step, microbatch=number, remember=True)
+            with randomness:
+                # Copies: what the model does to its inputs in place must not reach the batch.
+                loss = self._loss(*(leaf.clone() for leaf in part.leaves))
+            with randomness.replay():
+                torch.autograd.backward(loss, torch.full_like(loss, part.weight))
             total += loss.item() * part.weight
         return total

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from split import Case, Difference, compare
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dpart.compiler.workload import Workload
 
@@ -74,6 +75,41 @@ class Norm(nn.Module):
         return self.body(x)
 
 
+class Layouts(nn.Module):
+    """A gradient that comes back over a cut in another layout than the value's: its sum must keep its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.b, self.c = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.a(x.to(memory_format=torch.channels_last))).relu()
+        return self.c(self.b(y).mean((2, 3)))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(8, 8), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(torch.tanh(self.drop(self.linear(x))))
+
+
+class Checkpointed(nn.Module):
+    """The eager model runs its blocks twice; the second time they must draw what they drew the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
 def rows(model: nn.Module, count: int = 10) -> Workload:
     return Workload(model, args=(torch.randn(count, 8),), targets=(torch.randn(count, 8),), loss=F.mse_loss)
 
@@ -97,6 +133,14 @@ def frozen() -> Workload:
     return rows(Frozen())
 
 
+def layouts() -> Workload:
+    return Workload(Layouts(), args=(torch.randn(7, 3, 9, 9),), targets=(torch.randn(7, 8),), loss=F.mse_loss)
+
+
+def checkpointed() -> Workload:
+    return rows(Checkpointed(), 7)
+
+
 def case(name: str, make: Callable[[], Workload], replicas: tuple[int, ...], **options: object) -> Case:
     torch.manual_seed(0)
     return Case(name, make(), replicas, **options)
@@ -112,6 +156,8 @@ EXACT = [
 ]
 EXACT[0].append(case("cut_before_in_place", norm, (1, 1), cuts=("body.2",)))
 EXACT[0].append(case("sequential", lambda: rows(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))), (1, 1)))
+EXACT[0].append(case("checkpointed", checkpointed, (1, 1)))
+EXACT[1].append(case("layouts", layouts, (1, 1, 1)))
 EXACT[0].append(case("one_microbatch", skips, (1, 1), microbatch_size=7))
 EXACT[1].append(case("last_stage_is_the_loss", frozen, (1, 1, 1), cuts=("body.2", "loss")))
 

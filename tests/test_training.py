@@ -97,6 +97,14 @@ def test_data_that_does_not_fit_is_one_clear_message(build: Path, name: str, par
     assert "Traceback" not in done.stderr.split("torch.distributed.elastic")[0].split("Traceback (most recent")[0]
 
 
+def test_a_folder_that_exists_is_refused_before_the_training(build: Path) -> None:
+    (build / "there").mkdir()
+    done = run(build, "--steps", "2", "--save", str(build / "there"))
+    assert done.returncode != 0
+    assert "exists already" in done.stderr
+    assert "loss " not in done.stdout
+
+
 def test_random_batches_say_so(build: Path) -> None:
     done = run(build, "--steps", "2")
     assert done.returncode == 0, done.stderr
