@@ -18,6 +18,8 @@ from dpart.codegen.train_script import train_script
 from dpart.codegen.weights import StageState, shared_parameters, stage_states, write_weights
 from dpart.compiler.captured import CapturedModel
 from dpart.partitioner.plan import Plan
+from dpart.partitioner.runnable import not_runnable
+from dpart.runtime.errors import UserError
 from dpart.runtime.files import new_folder, write_file, write_text
 from dpart.runtime.program import Program, StageProgram, Tensor
 
@@ -37,9 +39,15 @@ def emit(
         force: Replace a build folder that is there.
 
     Raises:
-        UserError: The plan is for another model, something stands at `folder`, or the model has a name or an
-            operation that cannot be written as source.
+        UserError: The plan is for another model, decides something that the runtime does not execute, something
+            stands at `folder`, or the model has a name or an operation that cannot be written as source.
     """
+    missing = not_runnable(plan)
+    if missing:
+        raise UserError(
+            f"The runtime does not execute {', nor '.join(missing)} yet, and this plan needs it: partition again with "
+            "the options in brackets."
+        )
     captured = simplified(captured)
     contents = stage_contents(captured, plan)
     states = stage_states(captured, contents)
@@ -62,6 +70,7 @@ def _program(
     states: tuple[StageState, ...],
     workload: str | None,
 ) -> Program:
+    assert plan.optimizer != "adam-mixed", "refused before"
     graph = captured.graph
     random = random_calls(captured)
     stages = tuple(

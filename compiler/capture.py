@@ -36,15 +36,23 @@ def default_microbatch_size(batch_size: int) -> int:
     return min(batch_size, max(2, -(-batch_size // 8)))
 
 
-def capture(workload: Workload, *, microbatch_size: int | None = None) -> CapturedModel:
+def capture(workload: Workload, *, microbatch_size: int | None = None, meta: bool = False) -> CapturedModel:
     """Captures a model with its loss at the given rows per microbatch.
+
+    A model on the meta device has shapes and no numbers: its capture cannot be compared with eager, and it serves
+    for estimates alone.
+
+    Args:
+        microbatch_size: None for an eighth of the batch; on the meta device, for one row.
+        meta: Build the model on the meta device, if the workload has a function that builds it.
 
     Raises:
         UserError: The model cannot be exported, raised, or does not compute what eager computes; the message
             names the place in the user's source where there is one.
     """
-    model = workload.build()
-    rows = default_microbatch_size(model.batch_size) if microbatch_size is None else microbatch_size
+    model = workload.build(meta=meta)
+    default = 1 if model.is_meta else default_microbatch_size(model.batch_size)
+    rows = default if microbatch_size is None else microbatch_size
     if not 1 <= rows <= model.batch_size:
         raise UserError(
             f"The microbatch size must be between 1 and the example batch's {model.batch_size} rows, got {rows}."
@@ -54,7 +62,8 @@ def capture(workload: Workload, *, microbatch_size: int | None = None) -> Captur
     layers = mark_layers(module, model.model)
     grown = _shapes(module, model.rows(rows + 1), model)
     gradients = _record(module, model.rows(rows), model)
-    accept(model, module, model.rows(rows))
+    if not model.is_meta:  # Without numbers there is nothing to compare.
+        accept(model, module, model.rows(rows))
     graph = _model_graph(module, model, layers, rows, grown, gradients)
     return CapturedModel(graph, module, model)
 
@@ -63,7 +72,8 @@ def _export(model: LossModel, rows: int) -> torch.export.ExportedProgram:
     example = model.rows(rows)
     dynamic = tuple(None if dim is None else {dim: torch.export.Dim.DYNAMIC} for dim in model.batch_dims)
     try:
-        model(*example)  # An error of the user's own code is shown as it is, not as export's.
+        if not model.is_meta:  # Code that looks at numbers fails on the meta device, and not in export.
+            model(*example)  # An error of the user's own code is shown as it is, not as export's.
     except Exception as error:
         raise user_fault(f"{model.title} fails on the example inputs", error) from error
     try:

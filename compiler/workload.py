@@ -4,9 +4,10 @@ Everything downstream sees the model through `LossModel`, one function from the 
 to the scalar loss, so a loss is captured, profiled and placed like any other layer.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,12 +42,22 @@ class Workload:
     batches: Callable[[], Iterable[Any]] | None = None
     name: str | None = None
 
-    def build(self) -> "LossModel":
+    def build(self, *, meta: bool = False) -> "LossModel":
         """The model with its loss, in train mode.
+
+        Args:
+            meta: Build it on the meta device (shapes without numbers), if it is yet to be built and can be built
+                there; a model that is there already stays where it is.
 
         Raises:
             UserError: The workload does not hold a module or any input tensor.
         """
+        if meta and not isinstance(self.model, nn.Module):
+            built = None
+            with contextlib.suppress(RuntimeError, NotImplementedError), torch.device("meta"):
+                built = self.model()
+            if built is not None:
+                return replace(self, model=built, **self._on_meta()).build()
         try:
             model = self.model if isinstance(self.model, nn.Module) else self.model()
         except Exception as error:
@@ -54,6 +65,11 @@ class Workload:
         if not isinstance(model, nn.Module):
             raise UserError(f"Workload.model must be an nn.Module or build one, got {type(model).__qualname__}.")
         return LossModel(model.train(), self)
+
+    def _on_meta(self) -> dict[str, Any]:
+        parts = {"args": self.args, "kwargs": dict(self.kwargs), "targets": self.targets}
+        moved: dict[str, Any] = pytree.tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, parts)
+        return moved
 
 
 class LossModel(nn.Module):
@@ -64,6 +80,7 @@ class LossModel(nn.Module):
         input_names: A name for each leaf: the argument's, where it is a tensor.
         example: The leaves of the example batch.
         batch_dims: For each leaf, 0 if its first dimension is the batch, else None.
+        is_meta: Whether the model is on the meta device: shapes without numbers, to be estimated and never run.
     """
 
     def __init__(self, model: nn.Module, workload: Workload) -> None:
@@ -84,6 +101,7 @@ class LossModel(nn.Module):
         self.batch_size = self.example[0].shape[0]
         self.batch_dims = tuple(0 if x.dim() > 0 and x.shape[0] == self.batch_size else None for x in self.example)
         self.input_names = _input_names(model, workload, structure)
+        self.is_meta = any(t.is_meta for t in (*self.example, *model.parameters(), *model.buffers()))
 
     def forward(self, *leaves: Tensor) -> Tensor:
         """The loss of one (micro)batch.

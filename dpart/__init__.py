@@ -18,6 +18,8 @@ _HOMES = {
     "capture": "dpart.compiler.capture",
     "compile": "dpart.api",
     "emit": "dpart.codegen.emit",
+    "estimate": "dpart.profiler.estimate",
+    "find_topology": "dpart.partitioner.hosts",
     "load_workload": "dpart.compiler.workload",
     "partition": "dpart.partitioner.partition",
     "profile": "dpart.profiler.measure",

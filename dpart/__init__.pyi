@@ -5,10 +5,12 @@ from dpart.codegen.emit import emit as emit
 from dpart.compiler.capture import capture as capture
 from dpart.compiler.workload import Workload as Workload
 from dpart.compiler.workload import load_workload as load_workload
+from dpart.partitioner.hosts import find_topology as find_topology
 from dpart.partitioner.partition import partition as partition
 from dpart.partitioner.plan import Plan as Plan
 from dpart.partitioner.topology import Topology as Topology
 from dpart.partitioner.topology import read_topology as read_topology
+from dpart.profiler.estimate import estimate as estimate
 from dpart.profiler.measure import profile as profile
 from dpart.profiler.profile import Profile as Profile
 from dpart.runtime.errors import UserError as UserError

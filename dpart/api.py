@@ -78,7 +78,7 @@ def compile(
     batches: Callable[[], Iterable[Any]] | None = None,
     microbatch_size: int | None = None,
     repeats: int | None = None,
-    method: Literal["pipedream", "ilp"] = "pipedream",
+    method: Literal["dp", "pipedream", "ilp"] = "dp",
     schedule: Literal["1f1b", "gpipe"] = "1f1b",
     optimizer: Literal["sgd", "adam"] = "adam",
     batch_size: int | None = None,

@@ -4,7 +4,7 @@ Tables go to standard output; progress to standard error, and only where that is
 """
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +13,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import dpart
+from dpart.partitioner.certificates import check_plan, play, with_profile
+from dpart.partitioner.objectives import partition_for
 from dpart.partitioner.plan import Plan
-from dpart.partitioner.table import plan_table
+from dpart.partitioner.table import check_table, microbatch_table, plan_table
+from dpart.partitioner.trace import write_trace
+from dpart.profiler.devices import device_kind
+from dpart.profiler.estimate import DEGREES
 from dpart.profiler.profile import Profile
-from dpart.runtime.files import read_file, refuse_existing, write_file
+from dpart.runtime.errors import UserError
+from dpart.runtime.files import read_file, refuse_existing, relative, write_file
 from dpart.runtime.program import Program
 from dpart.tables import profile_table
+from dpart.topology_commands import checked_topology
 
 _NARROWEST = 116
 
@@ -38,17 +45,74 @@ def profile(model: str, output: Path, *, microbatch_size: int | None, repeats: i
     _next(console, output, f"dpart partition {_word(output)} -o plan.json")
 
 
-def partition(profile: Path, topology: Path | None, output: Path, *, force: bool, **options: Any) -> None:
-    """``dpart partition``: from a profile file and a topology file to a plan file."""
+def estimate(
+    model: str,
+    output: Path,
+    *,
+    device: str,
+    degrees: Sequence[int] | None,
+    microbatch_size: int | None,
+    force: bool,
+) -> None:
+    """``dpart profile --estimate``: a profile file for a device of the catalogue, from counts."""
     refuse_existing(output, force=force)
-    found = read_file(Profile, profile)
-    devices = None if topology is None else dpart.read_topology(topology)
+    kind = device_kind(device)
+    with _status("importing the model"):
+        workload = dpart.load_workload(model)
+    with _status("capturing the model"):
+        captured = dpart.capture(workload, microbatch_size=microbatch_size, meta=True)
+    with _bar("estimating") as progress:
+        found = dpart.estimate(captured, kind, degrees=degrees or DEGREES, progress=progress)
+    write_file(found, output, force=force)
+    console = _console()
+    console.print(profile_table(found))
+    _next(console, output, f"dpart partition {_word(output)} -o plan.json --topology TOPOLOGY")
+
+
+def partition(
+    profiles: Sequence[Path],
+    topology: str | None,
+    output: Path,
+    *,
+    trace: Path | None,
+    force: bool,
+    batch_size: int | None,
+    **options: Any,
+) -> None:
+    """``dpart partition``: from profile files and a topology to a plan file."""
+    for path in (output, *([trace] if trace is not None else [])):
+        refuse_existing(path, force=force)
+    found = [read_file(Profile, path) for path in profiles]
+    devices = None if topology is None else checked_topology(topology)
+    # One batch for all of them, or their steps could not be compared.
+    batch_size = batch_size or found[0].batch_size
     with _status("partitioning") as progress:
-        plan = dpart.partition(found, devices, progress=progress, **options)
+        plans = [partition_for(p, devices, batch_size=batch_size, progress=progress, **options) for p in found]
+    best = min(range(len(plans)), key=lambda i: plans[i].step_seconds)
+    plan = with_profile(plans[best], relative(profiles[best], output))
     write_file(plan, output, force=force)
     console = _console()
     console.print(plan_table(plan))
+    if len(plans) > 1:
+        console.print(microbatch_table(plans, best))
+    if trace is not None:
+        write_trace(play(plan, found[best]), trace, force=force)
+        console.print(f"\nWrote {trace}: open it at ui.perfetto.dev", soft_wrap=True, markup=False, highlight=False)
     _next(console, output, f"dpart emit MODEL {_word(output)} -o build")
+
+
+def check_certificate(plan: Path, profile: Path | None) -> int:
+    """``dpart partition --check-certificate``: recomputes what a plan claims; the exit status, 0 if all holds."""
+    read = read_file(Plan, plan)
+    if profile is None:
+        if read.question is None or not read.question.profile:
+            raise UserError(f"{plan} does not say which profile it was made from: name it.")
+        profile = plan.parent / read.question.profile
+    with _status("checking") as progress:
+        checks = check_plan(read, read_file(Profile, profile), progress=progress)
+    console = _console()
+    console.print(check_table(read, checks))
+    return 0 if all(check.holds for check in checks) else 1
 
 
 def emit(model: str, plan: Path, output: Path, *, force: bool) -> None:

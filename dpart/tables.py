@@ -1,4 +1,9 @@
-"""A profile as a table for the terminal: the costliest layers, and the sum over all beside the whole step."""
+"""A profile as a table for the terminal: the costliest layers, and the sum over all beside the whole step.
+
+Of an estimated one also what the whole model takes on one rank at each tensor-parallel degree.
+"""
+
+from collections import Counter
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -34,7 +39,50 @@ def profile_table(profile: Profile) -> RenderableType:
             format_bytes(cost.parameter_bytes) if cost.parameter_bytes else "-",
             format_bytes(cost.stash_bytes) if cost.stash_bytes else "-",
         )
+    if profile.machine.estimated:
+        return Group(table, *_degrees(profile), Text(_estimated(profile, total)))
     return Group(table, Text(_summary(profile, total)))
+
+
+def _degrees(profile: Profile) -> list[RenderableType]:
+    """One row a degree: sums over the layers, for one rank and one microbatch."""
+    if not any(cost.splits for cost in profile.costs):
+        return []
+    table = Table(
+        title="One rank, by tensor-parallel degree", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+    )
+    for column in ("degree", "forward", "backward", "parameters", "stash", "all-reduced", "layers split"):
+        table.add_column(column, justify="left" if column == "layers split" else "right", overflow="fold")
+    table.add_row(
+        "1",
+        format_seconds(sum(c.forward_seconds for c in profile.costs)),
+        format_seconds(sum(c.backward_seconds for c in profile.costs)),
+        format_bytes(sum(c.parameter_bytes for c in profile.costs)),
+        format_bytes(sum(c.stash_bytes for c in profile.costs)),
+        "-",
+        "-",
+    )
+    for degree in [split.degree for split in profile.costs[0].splits]:
+        splits = [split for cost in profile.costs for split in cost.splits if split.degree == degree]
+        kinds = Counter(split.split for split in splits if split.split != "replicated")
+        reduced = sum(split.forward_reduce_bytes + split.backward_reduce_bytes for split in splits)
+        table.add_row(
+            str(degree),
+            format_seconds(sum(split.forward_seconds for split in splits)),
+            format_seconds(sum(split.backward_seconds for split in splits)),
+            format_bytes(sum(split.parameter_bytes for split in splits)),
+            format_bytes(sum(split.stash_bytes for split in splits)),
+            format_bytes(reduced) if reduced else "-",
+            ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none",
+        )
+    return [table]
+
+
+def _estimated(profile: Profile, total: float) -> str:
+    return (
+        f"Sum over layers: {format_seconds(total)} on {profile.machine.device}, estimated from operation and byte "
+        "counts: nothing was run."
+    )
 
 
 def _summary(profile: Profile, total: float) -> str:

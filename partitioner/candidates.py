@@ -15,8 +15,11 @@ from typing import Literal
 import numpy as np
 
 from dpart.partitioner import ilp, pipedream
+from dpart.partitioner.contraction import Contraction, contract
 from dpart.partitioner.cost import StageCosts, Terms, memory
 from dpart.partitioner.evaluate import Shape, StageShape
+from dpart.partitioner.plan import Pin, Stage
+from dpart.partitioner.prices import Freedom, Prices
 from dpart.partitioner.quantities import Quantities, measure
 from dpart.partitioner.search import FoundStage
 from dpart.partitioner.shapes import ShapeFound, Value, best_of_each_shape, best_of_replicas
@@ -39,14 +42,22 @@ class Wanted:
     num_stages: int | None = None
     max_stages: int | None = None
     replicas: tuple[int, ...] | None = None
+    pins: tuple[Pin, ...] = ()
 
     @property
     def is_any(self) -> bool:
         """Whether any shape will do."""
         return self == Wanted()
 
-    def allows(self, replicas: Sequence[int]) -> bool:
-        """Whether a plan with these replicas is one."""
+    def allows(self, stages: Sequence[StageShape | Stage]) -> bool:
+        """Whether a plan with these stages is one."""
+        replicas = tuple(stage.num_replicas for stage in stages)
+        return self.allows_replicas(replicas) and all(
+            pin.stage < len(stages) and pin.layer in stages[pin.stage].layers for pin in self.pins
+        )
+
+    def allows_replicas(self, replicas: Sequence[int]) -> bool:
+        """Whether a plan may have these replicas."""
         return (
             (self.num_stages is None or len(replicas) == self.num_stages)
             and (self.max_stages is None or len(replicas) <= self.max_stages)
@@ -86,12 +97,17 @@ class Searched:
 
 @dataclass(frozen=True)
 class Space:
-    """All plans of one model on one topology under one set of terms."""
+    """All plans of one model on one topology under one set of terms.
+
+    Attributes:
+        together: Sets of layers that no cut may separate.
+    """
 
     profile: Profile
     topology: Topology
     terms: Terms
     progress: Callable[[str], None] = field(default=lambda text: None)
+    together: tuple[tuple[str, ...], ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -116,16 +132,27 @@ class Space:
     @property
     def is_nested(self) -> bool:
         """Whether there are links of several speeds."""
-        return len(self.topology.levels) > 1
+        return len(self.topology.nested_levels) > 1
+
+    @cached_property
+    def contraction(self) -> Contraction:
+        """The cuts of the default search."""
+        found = contract(self.profile, together=self.together)
+        self.progress(f"{found.num_cuts} cuts of {len(self.profile.graph.layers)} layers")
+        return found
+
+    def prices(self, freedom: Freedom, *, is_outermost: bool = False) -> Prices:
+        """What every stage costs, for the default search."""
+        return Prices(self.profile, self.contraction, self.topology, self.terms, freedom, is_outermost=is_outermost)
 
     def nested(self) -> StageCosts:
         """The problem on the topology as it is."""
-        return StageCosts(self.states, self.quantities, self.topology.levels, self.terms)
+        return StageCosts(self.states, self.quantities, self.topology.nested_levels, self.terms)
 
     @cached_property
     def slowest(self) -> StageCosts:
         """The problem with every link the slowest."""
-        levels = self.topology.levels
+        levels = self.topology.all_levels
         bandwidth = min(level.bandwidth_bytes_per_second for level in levels)
         return self._flat(bandwidth, max(level.latency_seconds for level in levels))
 
@@ -134,7 +161,7 @@ class Space:
         """The problem with every link the fastest: no plan is better in truth. A single level is as it is."""
         if not self.is_nested:
             return self.slowest
-        return self._flat(max(level.bandwidth_bytes_per_second for level in self.topology.levels), 0.0)
+        return self._flat(max(level.bandwidth_bytes_per_second for level in self.topology.all_levels), 0.0)
 
     @cached_property
     def max_stages(self) -> int:
@@ -204,13 +231,18 @@ def least_memory(space: Space, wanted: Wanted) -> tuple[int, tuple[int, ...]]:
     return int(best.value), tuple(stage.num_replicas for stage in best.stages)
 
 
-def largest_layer(space: Space) -> tuple[str, int]:
-    """The layer that needs most bytes in whatever stage it stands: on one device, one microbatch in flight."""
+def largest_layer(space: Space, freedom: Freedom) -> tuple[str, int]:
+    """The layer that needs most bytes in whatever stage it stands: one microbatch in flight, all else as allowed."""
     layers = space.profile.graph.layers
     alone = np.vstack([np.zeros((1, len(layers)), dtype=np.bool_), np.eye(len(layers), dtype=np.bool_)])
-    parts = memory(measure(space.profile, alone), space.terms, 1)
-    # Channels are left out: with its neighbours in the same stage it has none.
-    needed = (parts.total_bytes - parts.channel_bytes)[0, 1:]
+    sharding, replicas = max(freedom.shardings), min(space.num_devices, space.terms.num_microbatches)
+    each = []
+    for degree in freedom.degrees:
+        quantities = measure(space.profile, alone, degree)
+        parts = memory(quantities, space.terms, 1, num_replicas=replicas, sharding=sharding)
+        # Channels are left out: with its neighbours in the same stage it has none.
+        each.append((parts.total_bytes - parts.channel_bytes)[0, 1:])
+    needed = np.min(each, axis=0)
     most = int(needed.argmax())
     return layers[most].name, int(needed[most])
 
@@ -225,7 +257,7 @@ def _by_pipedream(space: Space, notes: list[str]) -> tuple[list[Candidate], list
             name, reported = f"pipedream on {_devices(n)}", _is_reported(n, space.num_devices)
             candidates.append(Candidate(name, space.shape(best.stages), reported=reported))
     if space.is_nested:
-        levels = space.topology.levels
+        levels = space.topology.nested_levels
         pairs = sum(level.count**2 / 2 for level in levels[:-1])
         if len(space.states.member) ** 3 / 6 * pairs > 5 * _MAX_STEPS:
             notes.append("The model is too large for the search by levels: every link was taken for the slowest.")
@@ -266,7 +298,7 @@ def _shapes(
         return [found] if found is not None else []
     deepest = wanted.num_stages or wanted.max_stages or max_stages
     each = best_of_each_shape(value, num_devices, deepest)
-    return [f for f in each.values() if wanted.allows([s.num_replicas for s in f.stages])]
+    return [f for f in each.values() if wanted.allows_replicas([s.num_replicas for s in f.stages])]
 
 
 def _seconds(costs: StageCosts) -> Value:
@@ -290,6 +322,17 @@ def _proposals(space: Space, found: Sequence[ShapeFound]) -> list[Candidate]:
 def _is_reported(devices: int, given: int) -> bool:
     """Of few devices every count, of many those that halve."""
     return given <= _MAX_REPORTED or devices in [given >> i for i in range(given.bit_length())]
+
+
+def describe(shape: Shape) -> str:
+    """A name for people: stages and devices, and what else was decided."""
+    n, degrees = len(shape), sorted({stage.degree for stage in shape})
+    parts = [f"{n} stage{'s' if n > 1 else ''} on {_devices(sum(stage.num_devices for stage in shape))}"]
+    if degrees != [1]:
+        parts.append("tensor parallel " + "/".join(map(str, degrees)))
+    if any(stage.recompute for stage in shape):
+        parts.append("recomputing")
+    return ", ".join(parts)
 
 
 def _devices(n: int) -> str:

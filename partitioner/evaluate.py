@@ -1,35 +1,68 @@
 """One plan, exactly: its stages on their devices, its schedule played through, its bytes item by item.
 
 The searchers compare plans by a bottleneck; here a plan that was found, or that a person asked for, gets the
-numbers it is ranked and reported by. Devices are given out in order: stage 0 has the first ones.
+numbers it is ranked and reported by.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
 from dpart.compiler.graph import ModelGraph
-from dpart.partitioner.cost import Terms, all_reduce_seconds, memory, transfer_seconds
-from dpart.partitioner.plan import Stage, StageMemory
-from dpart.partitioner.quantities import Quantities, chains, measure
+from dpart.partitioner.cost import (
+    Memory,
+    Place,
+    StageSeconds,
+    Terms,
+    forward_seconds,
+    memory,
+    sharing,
+    stage_seconds,
+    transfer_seconds,
+)
+from dpart.partitioner.placement import give_out
+from dpart.partitioner.plan import LayerSplit, Stage, StageMemory
+from dpart.partitioner.quantities import LayerCosts, Quantities, chains, measure, on_rank
+from dpart.partitioner.search import Matrix
 from dpart.partitioner.simulate import Flow, Link, StageTime, Timeline, simulate
-from dpart.partitioner.topology import Topology
-from dpart.profiler.profile import Profile
+from dpart.partitioner.topology import Level, Topology
+from dpart.profiler.profile import Profile, SplitCost
 from dpart.runtime.schedule import SCHEDULES, Replica, Schedule
 
 
 @dataclass(frozen=True)
 class StageShape:
-    """Which layers a stage has, in execution order, and on how many devices it runs."""
+    """Which layers a stage has, in execution order, on how many devices it runs, and how.
+
+    Attributes:
+        recompute: Sets of layers, each of which keeps only what enters it.
+    """
 
     layers: tuple[str, ...]
     num_replicas: int
+    degree: int = 1
+    sharding: int = 0
+    recompute: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the stage."""
+        return self.num_replicas * self.degree
 
 
 Shape = tuple[StageShape, ...]
+
+
+def shape_of(stages: Sequence[Stage]) -> Shape:
+    """What was decided of a plan's stages, without what it comes to."""
+    return tuple(
+        StageShape(s.layers, s.num_replicas, s.tensor_parallel_degree, s.optimizer_sharding, s.recompute)
+        for s in stages
+    )
 
 
 @dataclass(frozen=True)
@@ -38,6 +71,7 @@ class Evaluation:
 
     Attributes:
         stage_seconds: Of each stage per microbatch; the largest is the bottleneck.
+        objective_seconds: What the default search minimises.
         short_bytes: By how much the fullest device exceeds its memory; 0 where all fit.
         busy_seconds: The most a device computes in a step: no schedule is faster.
     """
@@ -45,6 +79,7 @@ class Evaluation:
     stages: tuple[Stage, ...]
     flows: tuple[Flow, ...]
     stage_seconds: tuple[float, ...]
+    objective_seconds: float
     short_bytes: int
     busy_seconds: float
 
@@ -56,12 +91,21 @@ class Evaluation:
     @property
     def num_devices(self) -> int:
         """Devices the plan uses."""
-        return sum(self.replicas)
+        return sum(len(stage.devices) for stage in self.stages)
 
     @property
     def bottleneck_seconds(self) -> float:
         """The largest stage time, seconds per microbatch."""
         return max(self.stage_seconds)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """What a stage computes again: seconds and saved bytes per microbatch, and the room its largest region takes."""
+
+    seconds: float
+    saved_bytes: float
+    room_bytes: float
 
 
 class Evaluator:
@@ -80,6 +124,10 @@ class Evaluator:
         """The schedule that the plan's workers follow."""
         return SCHEDULES[self.terms.schedule]([stage.num_replicas for stage in shape], self.terms.num_microbatches)
 
+    def packs(self, shape: Shape) -> bool:
+        """Whether the devices have room for the tensor-parallel groups of all stages."""
+        return give_out([(stage.num_replicas, stage.degree) for stage in shape], self.topology) is not None
+
     def evaluate(self, shape: Shape) -> Evaluation:
         """Everything but the time of the step.
 
@@ -87,59 +135,148 @@ class Evaluator:
             shape: Covers every layer exactly once, stages in an order in which they can run.
         """
         check_coverage(self.profile.graph, shape)
-        quantities = self._quantities(shape)
-        schedule, devices = self.schedule(shape), _give_out(shape)
-        in_flight = np.array([schedule.peak_in_flight(Replica(s, 0)) for s in range(len(shape))])
-        parts = memory(quantities, self.terms, in_flight)
+        devices = give_out([(stage.num_replicas, stage.degree) for stage in shape], self.topology)
+        if devices is None:
+            raise ValueError("The tensor-parallel groups of these stages do not pack into the hosts.")
+        in_flight = self._in_flight(shape)
         flows = self._flows(shape)
+        quantities = {t: self._quantities(shape, t) for t in {stage.degree for stage in shape}}
+        costs = [
+            self._stage(shape[s], _one(quantities[shape[s].degree], s), self._place(s, shape, flows, devices), held)
+            for s, held in enumerate(in_flight)
+        ]
         stages = tuple(
             Stage(
                 layers=stage.layers,
                 num_replicas=stage.num_replicas,
                 devices=devices[s],
-                forward_seconds=float(quantities.forward_seconds[s]),
-                backward_seconds=float(quantities.backward_seconds[s]),
+                forward_seconds=float(seconds.forward_seconds[0]),
+                backward_seconds=float(seconds.backward_seconds[0]),
                 receive_seconds=self._receive_seconds(s, flows, devices),
-                all_reduce_seconds=self._all_reduce_seconds(quantities, s, devices[s]),
-                in_flight=int(in_flight[s]),
-                memory=StageMemory(
-                    parameter_bytes=int(parts.parameter_bytes[s]),
-                    gradient_bytes=int(parts.gradient_bytes[s]),
-                    optimizer_bytes=int(parts.optimizer_bytes[s]),
-                    stash_bytes=int(parts.stash_bytes[s]),
-                    workspace_bytes=int(parts.workspace_bytes[s]),
-                    channel_bytes=int(parts.channel_bytes[s]),
-                ),
+                all_reduce_seconds=float(seconds.all_reduce_seconds[0]),
+                in_flight=in_flight[s],
+                memory=StageMemory(**{f.name: math.ceil(_first(getattr(parts, f.name)) - 0.5) for f in fields(parts)}),
+                tensor_parallel_degree=stage.degree,
+                splits=self._splits(stage),
+                recompute=stage.recompute,
+                optimizer_sharding=stage.sharding,
             )
-            for s, stage in enumerate(shape)
+            for s, (stage, (seconds, parts)) in enumerate(zip(shape, costs, strict=True))
         )
+        busy = [
+            float(seconds.busy_seconds(self.terms, stage.num_replicas)[0])
+            for stage, (seconds, _) in zip(shape, costs, strict=True)
+        ]
         fullest = max(stage.memory.total_bytes for stage in stages)
         return Evaluation(
             stages=stages,
             flows=flows,
             stage_seconds=tuple(self._stage_seconds(s, stages, flows) for s in range(len(shape))),
+            objective_seconds=max(busy) + sum(float(seconds.path_seconds(self.terms)[0]) for seconds, _ in costs),
             short_bytes=max(0, fullest - self.terms.memory_limit_bytes),
             busy_seconds=max(self._busy_seconds(stage) for stage in stages),
         )
 
     def play(self, evaluation: Evaluation) -> Timeline:
-        """The step of an evaluated plan, action by action."""
-        shape = tuple(StageShape(stage.layers, stage.num_replicas) for stage in evaluation.stages)
+        """The step of an evaluated plan, action by action.
 
-        def link(source: Replica, target: Replica) -> Link:
-            ends = (evaluation.stages[r.stage].devices[r.index] for r in (source, target))
-            level = self.topology.level_of(ends)
+        Where all stages have as many replicas, those of one round are alike, and one of each stage is played: the
+        one that has as many microbatches as any.
+        """
+        replicas, m, last = evaluation.replicas, self.terms.num_microbatches, self.last_microbatch
+        if len(set(replicas)) == 1:
+            last = last if (m - 1) % replicas[0] == 0 else 1.0
+            m, replicas = self.terms.own_microbatches(replicas[0]), (1,) * len(replicas)
+        schedule = SCHEDULES[self.terms.schedule](replicas, m)
+
+        @cache
+        def between(source: int, target: int) -> Link:
+            level = self.topology.level_of((source, target))
             return Link(level.latency_seconds, level.bandwidth_bytes_per_second)
 
-        times = [StageTime(s.forward_seconds, s.backward_seconds, s.all_reduce_seconds) for s in evaluation.stages]
-        return simulate(self.schedule(shape), times, evaluation.flows, link, last_microbatch=self.last_microbatch)
+        def link(source: Replica, target: Replica) -> Link:
+            return between(*(_first_device(evaluation.stages[r.stage], r.index) for r in (source, target)))
 
-    def _quantities(self, shape: Shape) -> Quantities:
+        times = [StageTime(s.forward_seconds, s.backward_seconds, s.all_reduce_seconds) for s in evaluation.stages]
+        return simulate(
+            schedule, times, evaluation.flows, link, last_microbatch=last, num_buckets=self.terms.reduce_buckets
+        )
+
+    def _stage(
+        self, stage: StageShape, quantities: Quantities, place: Place, in_flight: int
+    ) -> tuple[StageSeconds, Memory]:
+        again = self._again(stage, place)
+        seconds = stage_seconds(
+            quantities,
+            self.terms,
+            self.topology.ring_levels,
+            place,
+            num_replicas=stage.num_replicas,
+            sharding=stage.sharding,
+            device=self.topology.device,
+            again_seconds=again.seconds,
+        )
+        parts = memory(
+            quantities,
+            self.terms,
+            in_flight,
+            num_replicas=stage.num_replicas,
+            sharding=stage.sharding,
+            saved_bytes=again.saved_bytes,
+            again_bytes=again.room_bytes,
+        )
+        return seconds, parts
+
+    def _again(self, stage: StageShape, place: Place) -> "_Again":
+        """What recomputation costs and saves: its regions' forwards, collectives included, and their stash."""
+        if not stage.recompute:
+            return _Again(0.0, 0.0, 0.0)
+        graph = self.profile.graph
+        seconds = saved = room = 0.0
+        for region in stage.recompute:
+            inside = set(region)
+            costs = [on_rank(self.profile.cost[name], stage.degree) for name in region]
+            read = dict.fromkeys(value for name in region for value in graph.layer[name].inputs)
+            entering = (graph.value[value] for value in read)
+            kept = sum(v.size_bytes for v in entering if v.producer is not None and v.producer not in inside)
+            stash = float(sum(cost.stash_bytes for cost in costs))
+            seconds += self._forward_seconds(costs, place)
+            saved += max(stash - kept, 0.0)
+            room = max(room, stash)
+        return _Again(seconds, saved, room)
+
+    def _forward_seconds(self, costs: Sequence[SplitCost], place: Place) -> float:
+        columns = (np.array([float(getattr(c, f.name)) for c in costs]) for f in fields(LayerCosts))
+        levels, device = self.topology.ring_levels, self.topology.device
+        return float(forward_seconds(LayerCosts(*columns), levels, place, device).sum())
+
+    def _in_flight(self, shape: Shape) -> list[int]:
+        replicas = [stage.num_replicas for stage in shape]
+        return [self.terms.in_flight(r, sum(replicas[s + 1 :])) for s, r in enumerate(replicas)]
+
+    def _place(self, s: int, shape: Shape, flows: Sequence[Flow], devices: Sequence[tuple[int, ...]]) -> Place:
+        """Where a stage stands: what it receives comes over the slowest link to one of its sources."""
+        degree = shape[s].degree
+        sources = [f.source for f in flows if f.target == s and (f.forward_bytes or f.backward_bytes)]
+        ends = [d for stage in (s, *sources) for d in (min(devices[stage]), max(devices[stage]))]
+        return Place(
+            incoming=self.topology.level_of(ends),
+            tensor_rings=self.topology.ring_sizes(devices[s][:degree]),
+            replica_rings=self.topology.ring_sizes(devices[s][::degree]),
+            sharing=sharing(self.topology, degree),
+        )
+
+    def _splits(self, stage: StageShape) -> tuple[LayerSplit, ...]:
+        if stage.degree == 1:
+            return ()
+        return tuple(LayerSplit(name, on_rank(self.profile.cost[name], stage.degree).split) for name in stage.layers)
+
+    def _quantities(self, shape: Shape, degree: int) -> Quantities:
         column = {layer.name: i for i, layer in enumerate(self.profile.graph.layers)}
         member = np.zeros((len(shape) + 1, len(column)), dtype=np.bool_)
         for s, stage in enumerate(shape):
             member[s + 1 :, [column[name] for name in stage.layers]] = True
-        return measure(self.profile, member).consecutive()
+        return measure(self.profile, member, degree).consecutive()
 
     def _flows(self, shape: Shape) -> tuple[Flow, ...]:
         """What each pair of stages exchanges: every chain goes from holder to holder, in stage order."""
@@ -162,10 +299,6 @@ class Evaluator:
                 total += level.latency_seconds + flow.forward_bytes / level.bandwidth_bytes_per_second
         return total
 
-    def _all_reduce_seconds(self, quantities: Quantities, s: int, devices: tuple[int, ...]) -> float:
-        size = quantities.trainable_bytes[s : s + 1]
-        return float(all_reduce_seconds(size, self.topology.levels, self.topology.ring_sizes(devices))[0])
-
     def _stage_seconds(self, s: int, stages: Sequence[Stage], flows: Sequence[Flow]) -> float:
         """The stage formula of the cost model; stages exchange at the speed of the level that holds both."""
         stage, share = stages[s], self.terms.share(stages[s].num_replicas)
@@ -177,15 +310,15 @@ class Evaluator:
 
     def _transfer_seconds(self, flows: Sequence[Flow], stages: Sequence[Stage]) -> float:
         """Per level all flows together, as messages to different stages share the worker's port."""
-        by_level: dict[int, list[Flow]] = {}
+        by_level: dict[Level, list[Flow]] = {}
         for flow in flows:
             level = self.topology.level_of(stages[flow.source].devices + stages[flow.target].devices)
-            by_level.setdefault(self.topology.levels.index(level), []).append(flow)
+            by_level.setdefault(level, []).append(flow)
         total = 0.0
-        for index, sharing in by_level.items():
-            forward = np.array([sum(flow.forward_bytes or 0 for flow in sharing)], dtype=np.float64)
-            backward = np.array([sum(flow.backward_bytes or 0 for flow in sharing)], dtype=np.float64)
-            total += float(transfer_seconds(forward, backward, self.topology.levels[index])[0])
+        for level, together in by_level.items():
+            forward = np.array([sum(flow.forward_bytes or 0 for flow in together)], dtype=np.float64)
+            backward = np.array([sum(flow.backward_bytes or 0 for flow in together)], dtype=np.float64)
+            total += float(transfer_seconds(forward, backward, level)[0])
         return total
 
     def _busy_seconds(self, stage: Stage) -> float:
@@ -213,9 +346,13 @@ def check_coverage(graph: ModelGraph, shape: Shape) -> None:
                 assert stage_of[value.producer] <= stage_of[consumer], f"{consumer} stands before {value.producer}"
 
 
-def _give_out(shape: Shape) -> tuple[tuple[int, ...], ...]:
-    devices, given = [], 0
-    for stage in shape:
-        devices.append(tuple(range(given, given + stage.num_replicas)))
-        given += stage.num_replicas
-    return tuple(devices)
+def _one(quantities: Quantities, s: int) -> Quantities:
+    return Quantities(*(getattr(quantities, f.name)[s : s + 1] for f in fields(quantities)))
+
+
+def _first(value: "int | Matrix") -> float:
+    return float(np.ravel(value)[0])
+
+
+def _first_device(stage: Stage, replica: int) -> int:
+    return stage.devices[replica * stage.tensor_parallel_degree]

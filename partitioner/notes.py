@@ -34,15 +34,19 @@ def alternatives(ranked: Ranked) -> tuple[Alternative, ...]:
     return tuple(listed)
 
 
-def notes(space: Space, wanted: Wanted, ranked: Ranked, lower_bound_seconds: float) -> tuple[str, ...]:
-    """A sentence for everything about the winner that would surprise."""
+def notes(space: Space, wanted: Wanted, ranked: Ranked, lower_bound_seconds: float | None) -> tuple[str, ...]:
+    """A sentence for everything about the winner that would surprise.
+
+    Args:
+        lower_bound_seconds: Of the bottleneck; None where a certificate says what was searched.
+    """
     winner = ranked.winner
     assert winner is not None
     return tuple(
         note
         for note in (
             _on_measurement(space),
-            _on_states(space),
+            _on_states(space) if lower_bound_seconds is not None else "",
             _on_one_stage(space, wanted, ranked, winner),
             _on_idle_devices(space, ranked, winner),
             _on_communication(space, winner),
@@ -131,7 +135,7 @@ def _on_communication(space: Space, winner: Entry) -> str:
     )
 
 
-def _on_bound(lower_bound_seconds: float, winner: Entry) -> str:
+def _on_bound(lower_bound_seconds: float | None, winner: Entry) -> str:
     bottleneck = winner.evaluation.bottleneck_seconds
     if not lower_bound_seconds or bottleneck <= lower_bound_seconds * (1 + 1e-9):
         return ""

@@ -6,12 +6,13 @@ step that fits wins, and the plan says what the others would have taken::
     candidates ─evaluate─> bottleneck, bytes ─play─> step_seconds ─least─> Plan
 """
 
-import math
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
+from dpart.partitioner import certified
 from dpart.partitioner.candidates import (
-    Searched,
     Space,
     Wanted,
     baselines,
@@ -19,28 +20,42 @@ from dpart.partitioner.candidates import (
     least_memory,
     search,
 )
-from dpart.partitioner.cost import OPTIMIZER_STATES, Terms
-from dpart.partitioner.evaluate import Evaluator
+from dpart.partitioner.certificates import digest
+from dpart.partitioner.certified import Certified
+from dpart.partitioner.cost import OPTIMIZERS, Optimizer, ScheduleName, Terms
 from dpart.partitioner.notes import alternatives, notes
-from dpart.partitioner.plan import Plan
+from dpart.partitioner.plan import Pin, Plan, Question
+from dpart.partitioner.prices import Freedom
+from dpart.partitioner.quantities import degrees
 from dpart.partitioner.ranking import Ranked, rank
-from dpart.partitioner.topology import Topology, local_topology
+from dpart.partitioner.runnable import not_runnable
+from dpart.partitioner.setting import Setting, parameter_itemsize, setting
+from dpart.partitioner.topology import Topology, local_topology, topology_text
 from dpart.partitioner.units import format_bytes
 from dpart.profiler.profile import Profile
 from dpart.runtime.errors import UserError
-from dpart.runtime.schedule import SCHEDULES
+from dpart.runtime.schedule import EXECUTABLE_SCHEDULES
+
+_CONTEXT_BYTES = 512 * 2**20
+"""What a process has on a GPU before it has allocated anything."""
+
+_FEW_DEVICES, _FEW_STATES = 16, 200
 
 DEFAULT_MEMORY_HEADROOM = 0.1
 """For what the model does not know of: the framework's own memory and fragmentation."""
+
+
+class NoPlanError(UserError):
+    """Nothing that was asked for is impossible, but no plan fits."""
 
 
 def partition(
     profile: Profile,
     topology: Topology | None = None,
     *,
-    method: Literal["pipedream", "ilp"] = "pipedream",
-    schedule: Literal["1f1b", "gpipe"] = "1f1b",
-    optimizer: Literal["sgd", "adam"] = "adam",
+    method: Literal["dp", "pipedream", "ilp"] = "dp",
+    schedule: ScheduleName = "1f1b",
+    optimizer: Optimizer = "adam",
     batch_size: int | None = None,
     memory_limit_bytes: int | None = None,
     memory_headroom: float = DEFAULT_MEMORY_HEADROOM,
@@ -48,6 +63,13 @@ def partition(
     num_stages: int | None = None,
     max_stages: int | None = None,
     replicas: Sequence[int] | None = None,
+    tensor_parallel: Sequence[int] | None = None,
+    sharding: Sequence[int] | None = None,
+    recompute: bool = True,
+    together: Sequence[Sequence[str]] = (),
+    pins: Mapping[str, int] | None = None,
+    reduce_buckets: int = 1,
+    tolerance: float = 5e-4,
     time_limit_seconds: float = 60.0,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -62,16 +84,24 @@ def partition(
         num_stages: Exactly so many stages.
         max_stages: At most so many stages.
         replicas: Exactly these replicas per stage; only the cuts are chosen.
-        time_limit_seconds: For the integer programme.
+        tensor_parallel: Degrees to choose from; None for all that the profile knows and a host holds.
+        sharding: Stages of ZeRO to choose from, 0 being none; None for all.
+        recompute: Whether layers may be recomputed in the backward where memory is short.
+        together: Sets of layers that no cut may separate.
+        pins: Stages of some layers, counted from 0.
+        reduce_buckets: In so many parts gradients are all-reduced while the last backward runs; the runtime has 1.
+        tolerance: Relative gap of the certificate that is good enough.
+        time_limit_seconds: For the integer programme, and for the proof of the default method.
         progress: Called with a few words now and then.
 
     Raises:
-        UserError: An option is impossible, or no plan fits; the message says by how much and what to do.
+        UserError: An option is impossible.
+        NoPlanError: No plan fits; the message says by how much and what to do.
     """
     _check_choices(
-        ("method", method, ("pipedream", "ilp")),
-        ("schedule", schedule, tuple(SCHEDULES)),
-        ("optimizer", optimizer, tuple(OPTIMIZER_STATES)),
+        ("method", method, ("dp", "pipedream", "ilp")),
+        ("schedule", schedule, EXECUTABLE_SCHEDULES),
+        ("optimizer", optimizer, OPTIMIZERS),
     )
     topology = local_topology(profile.machine) if topology is None else topology
     if num_devices is not None:
@@ -79,33 +109,91 @@ def partition(
     if memory_limit_bytes is None:
         if not 0 <= memory_headroom < 1:
             raise UserError(f"memory headroom {memory_headroom}: expected a share from 0 up to 1, such as 0.1.")
-        memory_limit_bytes = int(topology.device.memory_bytes * (1 - memory_headroom))
+        memory_limit_bytes = int(topology.least_memory_bytes * (1 - memory_headroom))
     if memory_limit_bytes < 1:
         raise UserError(f"memory limit {memory_limit_bytes} bytes: expected at least 1.")
     batch_size = profile.batch_size if batch_size is None else batch_size
     if batch_size < 1:
         raise UserError(f"batch size {batch_size}: expected at least 1.")
-    num_microbatches = math.ceil(batch_size / profile.graph.microbatch_size)
-    last_rows = batch_size - (num_microbatches - 1) * profile.graph.microbatch_size
-    terms = Terms(num_microbatches, schedule, optimizer, memory_limit_bytes)
-    wanted = Wanted(num_stages, max_stages, None if replicas is None else tuple(replicas))
     _check_profile(profile)
-    _check_wanted(wanted, topology, terms, len(profile.graph.layers))
+    question = Question(
+        profile="",
+        profile_digest=digest(profile),
+        topology=topology_text(topology),
+        batch_size=batch_size,
+        degrees=_degrees(profile, topology, tensor_parallel),
+        shardings=_shardings(sharding) if method == "dp" else (0,),
+        recompute=recompute and method == "dp",
+        num_stages=num_stages,
+        max_stages=max_stages,
+        replicas=None if replicas is None else tuple(replicas),
+        together=tuple(tuple(names) for names in together),
+        pins=tuple(Pin(layer, stage) for layer, stage in sorted((pins or {}).items())),
+        reduce_buckets=reduce_buckets,
+        context_bytes=0 if profile.machine.device == "cpu" else _CONTEXT_BYTES,
+    )
+    _check_layers(profile, question)
+    _check_optimizer(profile, optimizer)
+    made = setting(
+        profile,
+        topology,
+        question,
+        schedule=schedule,
+        optimizer=optimizer,
+        memory_limit_bytes=memory_limit_bytes,
+        progress=progress,
+    )
+    _check_wanted(made.wanted, topology, made.space.terms, len(profile.graph.layers))
+    if method == "dp" and _has_equal(made.wanted):
+        plan = _certified(made, time_limit_seconds, tolerance)
+    else:
+        plan = _bottleneck(made, method, time_limit_seconds)
+    missing = not_runnable(plan)
+    note = f"The runtime does not execute {', nor '.join(missing)} yet: this plan cannot be emitted."
+    return replace(plan, question=question, notes=(*plan.notes, note) if missing else plan.notes)
 
-    space = Space(profile, topology, terms, progress or (lambda text: None))
-    searched = search(space, wanted, method, time_limit_seconds)
-    evaluator = Evaluator(profile, topology, terms, last_rows / profile.graph.microbatch_size)
-    space.progress("evaluating the candidates")
-    ranked = rank(evaluator, [*baselines(space), *searched.candidates], wanted)
+
+def _certified(made: Setting, time_limit_seconds: float, tolerance: float) -> Plan:
+    """By the default search. With few devices the plans of smallest bottleneck are candidates, too."""
+    space, wanted = made.space, made.wanted
+    found = certified.search(made, time_limit_seconds=time_limit_seconds, tolerance=tolerance)
+    small = _is_small(space) and not wanted.pins and not space.together
+    extra = search(space, wanted, "pipedream", time_limit_seconds).candidates if small else ()
+    space.progress("playing the steps of the candidates")
+    ranked = rank(made.evaluator, [*found.candidates, *extra], wanted)
     if ranked.winner is None:
-        raise UserError(_nothing_fits(space, wanted))
-    return _plan(space, wanted, searched, ranked)
+        raise NoPlanError(_nothing_fits(made))
+    return _plan(space, wanted, ranked, "dp", None, found.notes, found)
 
 
-def _plan(space: Space, wanted: Wanted, searched: Searched, ranked: Ranked) -> Plan:
+def _bottleneck(made: Setting, method: str, time_limit_seconds: float) -> Plan:
+    """By the searches that minimise the bottleneck, without tensor parallelism or recomputation."""
+    space, wanted = made.space, made.wanted
+    if wanted.pins or space.together:
+        raise UserError("Pins and layers kept together are for the default method (dp), with equal replicas.")
+    searched = search(space, wanted, "ilp" if method == "ilp" else "pipedream", time_limit_seconds)
+    space.progress("playing the steps of the candidates")
+    ranked = rank(made.evaluator, [*baselines(space), *searched.candidates], wanted)
+    if ranked.winner is None:
+        raise NoPlanError(_nothing_fits(replace(made, freedom=Freedom())))
+    return _plan(space, wanted, ranked, searched.method, searched.lower_bound_seconds, searched.notes, None)
+
+
+def _plan(
+    space: Space,
+    wanted: Wanted,
+    ranked: Ranked,
+    method: Literal["dp", "pipedream", "ilp"],
+    lower_bound_seconds: float | None,
+    search_notes: Sequence[str],
+    found: Certified | None,
+) -> Plan:
     winner = ranked.winner
     assert winner is not None
     bottleneck = winner.evaluation.bottleneck_seconds
+    certificate = None
+    if found is not None:
+        certificate = found.certificate(winner.evaluation.objective_seconds, ranked.best_objective_seconds)
     return Plan(
         format="dpart.plan",
         version=1,
@@ -114,7 +202,7 @@ def _plan(space: Space, wanted: Wanted, searched: Searched, ranked: Ranked) -> P
         topology=str(space.topology),
         num_devices=space.num_devices,
         memory_limit_bytes=space.terms.memory_limit_bytes,
-        method=searched.method,
+        method=method,
         schedule=space.terms.schedule,
         optimizer=space.terms.optimizer,
         microbatch_size=space.profile.graph.microbatch_size,
@@ -122,12 +210,79 @@ def _plan(space: Space, wanted: Wanted, searched: Searched, ranked: Ranked) -> P
         stages=winner.evaluation.stages,
         bottleneck_seconds=bottleneck,
         # Searcher and evaluation add up the same numbers in different orders.
-        optimal=bottleneck <= searched.lower_bound_seconds * (1 + 1e-9),
+        optimal=lower_bound_seconds is not None and bottleneck <= lower_bound_seconds * (1 + 1e-9),
         step_seconds=winner.timeline.step_seconds,
         bubble=winner.timeline.bubble,
         alternatives=alternatives(ranked),
-        notes=(*searched.notes, *notes(space, wanted, ranked, searched.lower_bound_seconds)),
+        certificate=certificate,
+        notes=(*search_notes, *notes(space, wanted, ranked, lower_bound_seconds)),
     )
+
+
+def _has_equal(wanted: Wanted) -> bool:
+    return wanted.replicas is None or len(set(wanted.replicas)) == 1
+
+
+def _is_small(space: Space) -> bool:
+    """Whether the searches by bottleneck take no time to speak of."""
+    return space.num_devices <= _FEW_DEVICES and len(space.contraction.member) <= _FEW_STATES
+
+
+def _degrees(profile: Profile, topology: Topology, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    """Those that the profile knows, and that fill a part of a host."""
+    host, known = topology.group_sizes[0], degrees(profile)
+    if wanted is None:
+        return tuple(t for t in known if host % t == 0)
+    faults = []
+    for t in wanted:
+        if t not in known:
+            faults.append(f"tensor-parallel degree {t}: the profile has {', '.join(map(str, known))}.")
+        elif host % t:
+            faults.append(f"tensor-parallel degree {t}: a host has {host} devices, which are no groups of {t}.")
+    if faults or not wanted:
+        raise UserError("\n".join(faults) or "No tensor-parallel degree is allowed: give at least 1.")
+    return tuple(sorted(set(wanted)))
+
+
+def _shardings(wanted: Sequence[int] | None) -> tuple[int, ...]:
+    if wanted is None:
+        return (0, 1, 2, 3)
+    wrong = [z for z in wanted if z not in (0, 1, 2, 3)]
+    if wrong or not wanted:
+        raise UserError(f"sharding {', '.join(map(str, wanted)) or 'none'}: expected stages of ZeRO, 0 to 3.")
+    return tuple(sorted(set(wanted)))
+
+
+def _check_optimizer(profile: Profile, optimizer: str) -> None:
+    bits = 8 * parameter_itemsize(profile)
+    if optimizer == "adam-mixed" and bits > 16:
+        raise UserError(
+            f"optimizer 'adam-mixed' keeps float32 copies of parameters in 16 bits; those of this model have {bits}: "
+            "use adam."
+        )
+
+
+def _check_layers(profile: Profile, question: Question) -> None:
+    known = {layer.name for layer in profile.graph.layers}
+    named = [name for names in question.together for name in names] + [pin.layer for pin in question.pins]
+    faults = [
+        f"layer {name!r}: the model has no layer of this name{_closest(name, known)}."
+        for name in dict.fromkeys(named)
+        if name not in known
+    ]
+    most = question.num_stages or question.max_stages
+    faults += [
+        f"layer {pin.layer!r} pinned to stage {pin.stage}: there are at most {most} stages, counted from 0."
+        for pin in question.pins
+        if most is not None and pin.stage >= most
+    ]
+    if faults:
+        raise UserError("\n".join(faults))
+
+
+def _closest(name: str, known: Collection[str]) -> str:
+    match = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {match[0]!r}?" if match else ""
 
 
 def _check_choices(*choices: tuple[str, str, tuple[str, ...]]) -> None:
@@ -176,15 +331,34 @@ def _check_wanted(wanted: Wanted, topology: Topology, terms: Terms, num_layers: 
         raise UserError("\n".join(faults))
 
 
-def _nothing_fits(space: Space, wanted: Wanted) -> str:
+def _nothing_fits(made: Setting) -> str:
     """Which layer is too large alone; or by how much the most frugal plan is too large."""
+    space, wanted, freedom = made.space, made.wanted, made.freedom
     limit = space.terms.memory_limit_bytes
     remedy = "use a smaller microbatch, an optimizer with less state (sgd), or devices with more memory"
-    layer, needed = largest_layer(space)
+    layer, needed = largest_layer(space, freedom)
     if needed > limit:
         return (
             f"No plan fits: layer {layer!r} alone needs {format_bytes(needed)} on a device, and a plan may use "
             f"{format_bytes(limit)}: {needed - limit} bytes too much. Split that layer, or {remedy}."
+        )
+    if wanted.pins or space.together:
+        return (
+            f"No plan fits in {format_bytes(limit)} of each device with these pins and layers kept together, though "
+            f"every layer fits alone. Leave some of them out, or {remedy}."
+        )
+    if not _is_small(space):
+        return (
+            f"No plan on {space.num_devices} devices fits in {format_bytes(limit)} of each, though every layer fits "
+            f"alone. Give more devices, or {remedy}."
+        )
+    if freedom != Freedom():
+        needed = certified.least_memory(space, freedom, wanted)
+        return (
+            f"No plan fits: every layer fits alone, but the most frugal plan, recomputation and sharding included as "
+            f"far as they are allowed, needs {format_bytes(needed)} on its fullest device, and may use "
+            f"{format_bytes(limit)}: {needed - limit} bytes too much. Give more than {space.num_devices} device(s), "
+            f"or {remedy}."
         )
     needed, replicas = least_memory(space, wanted)
     return (

@@ -14,6 +14,7 @@ class StageMemory:
     stash_bytes: int
     workspace_bytes: int
     channel_bytes: int
+    context_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -25,23 +26,37 @@ class StageMemory:
             + self.stash_bytes
             + self.workspace_bytes
             + self.channel_bytes
+            + self.context_bytes
         )
 
 
 @dataclass(frozen=True)
+class LayerSplit:
+    """How one layer is split over the ranks of a tensor-parallel group: ``heads``, ``column-row``, ..."""
+
+    layer: str
+    split: str
+
+
+@dataclass(frozen=True)
 class Stage:
-    """Layers that run as one, on `num_replicas` devices that share the microbatches round robin.
+    """Layers that run as one, on replicas that share the microbatches round robin.
 
     Attributes:
         layers: Names, in execution order.
-        num_replicas: Workers of this stage.
-        devices: The device of each replica, as an index into the topology's devices.
-        forward_seconds: Predicted, for one microbatch on one replica.
-        backward_seconds: The same for the backward.
+        num_replicas: Each of them is one worker, or a tensor-parallel group of workers.
+        devices: As indices into the topology's devices: those of replica 0, rank by rank, then of replica 1, ...
+        forward_seconds: Predicted, for one microbatch on one replica, collectives among its ranks included.
+        backward_seconds: The same for the backward, what it computes again included.
         receive_seconds: Predicted transfer of one microbatch's activations from earlier stages (one way).
         all_reduce_seconds: Predicted gradient all-reduce per step; 0 without replicas.
         in_flight: Microbatches whose stash a replica holds at the peak, by the schedule.
         memory: Predicted bytes on each device.
+        tensor_parallel_degree: Ranks of each replica.
+        splits: How each layer is split, where the degree is above 1.
+        recompute: Sets of layers that keep only what enters them, and run again before their backward.
+        optimizer_sharding: The stage of ZeRO: what replicas share out; 0 is nothing, 1 the optimizer's state,
+            2 gradients too, 3 parameters too.
     """
 
     layers: tuple[str, ...]
@@ -53,6 +68,10 @@ class Stage:
     all_reduce_seconds: float
     in_flight: int
     memory: StageMemory
+    tensor_parallel_degree: int = 1
+    splits: tuple[LayerSplit, ...] = ()
+    recompute: tuple[tuple[str, ...], ...] = ()
+    optimizer_sharding: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,6 +92,95 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """A part of a certificate: what is proved of all plans with these replicas whose bottleneck is in an interval.
+
+    The proof is one pass of the search with a price on devices (``partitioner/dual.py``), and can be repeated.
+
+    Attributes:
+        num_replicas: Of every stage; None for plans whose stages differ in it.
+        floor_seconds: The least busy time of the bottleneck in the interval.
+        limit_seconds: The largest; None for no upper end.
+        multiplier_seconds: Price of a device.
+        bound_seconds: No such plan has a smaller objective.
+        proof: ``dual``: the bound follows from the price. ``work``: from the work there is, without a search.
+            ``exhausted``: all such plans were looked at.
+    """
+
+    num_replicas: int | None
+    floor_seconds: float
+    limit_seconds: float | None
+    multiplier_seconds: float
+    bound_seconds: float
+    proof: Literal["dual", "work", "exhausted"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good the plan is, and why: the search's objective, and a lower bound of it over all plans of a space.
+
+    The objective is what the busiest stage takes for all but the first of its microbatches, with the part of its
+    all-reduce that nothing hides, and the way of one microbatch through all stages: for 1F1B with equal replicas
+    an upper bound of the step.
+
+    Attributes:
+        space: The plans that the bound is about, in words.
+        objective_seconds: Of this plan.
+        best_objective_seconds: The smallest of any plan that was found; this plan was ranked first by its
+            simulated step, which may be another one.
+        lower_bound_seconds: No plan of the space has a smaller objective.
+        gap: ``best_objective_seconds / lower_bound_seconds - 1``.
+        bounds: The parts of the proof; together they are about every plan of the space.
+    """
+
+    space: str
+    objective_seconds: float
+    best_objective_seconds: float
+    lower_bound_seconds: float
+    gap: float
+    bounds: tuple[Bound, ...]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A layer that has to stand in a stage."""
+
+    layer: str
+    stage: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the plan is the answer to, whole, so that its certificate can be checked from the plan and the profile.
+
+    Attributes:
+        profile: The profile's file, relative to the plan's folder; empty if it was in no file.
+        profile_digest: SHA-256 of the profile's JSON.
+        topology: As it stands in a topology file.
+        degrees: Tensor-parallel degrees that were allowed.
+        shardings: Stages of ZeRO that were allowed.
+        recompute: Whether recomputation was.
+        reduce_buckets: Parts in which gradients are all-reduced, each as soon as it is there.
+        context_bytes: Taken on each device by the framework.
+    """
+
+    profile: str
+    profile_digest: str
+    topology: str
+    batch_size: int
+    degrees: tuple[int, ...]
+    shardings: tuple[int, ...]
+    recompute: bool
+    num_stages: int | None
+    max_stages: int | None
+    replicas: tuple[int, ...] | None
+    together: tuple[tuple[str, ...], ...]
+    pins: tuple[Pin, ...]
+    reduce_buckets: int
+    context_bytes: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """How to split one model over one topology.
 
@@ -88,6 +196,8 @@ class Plan:
         step_seconds: Predicted seconds of one optimizer step, by the schedule simulator.
         bubble: Share of the devices' time spent waiting during the step, between 0 and 1.
         alternatives: The baselines and the other candidates, each with its number.
+        question: What was asked.
+        certificate: How good the plan provably is; None from methods that prove only the bottleneck.
         notes: What a person should know about this plan, a sentence each.
     """
 
@@ -98,9 +208,9 @@ class Plan:
     topology: str
     num_devices: int
     memory_limit_bytes: int
-    method: Literal["pipedream", "ilp"]
+    method: Literal["dp", "pipedream", "ilp"]
     schedule: Literal["1f1b", "gpipe"]
-    optimizer: Literal["sgd", "adam"]
+    optimizer: Literal["sgd", "adam", "adam-mixed"]
     microbatch_size: int
     num_microbatches: int
     stages: tuple[Stage, ...]
@@ -109,4 +219,6 @@ class Plan:
     step_seconds: float
     bubble: float
     alternatives: tuple[Alternative, ...]
+    question: Question | None = None
+    certificate: Certificate | None = None
     notes: tuple[str, ...] = ()

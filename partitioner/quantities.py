@@ -19,7 +19,7 @@ import numpy as np
 
 from dpart.compiler.graph import ModelGraph
 from dpart.partitioner.search import Mask, Matrix
-from dpart.profiler.profile import Profile
+from dpart.profiler.profile import LayerCost, Profile, SplitCost
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,15 @@ class Chain:
 
 @dataclass(frozen=True)
 class Quantities:
-    """Per microbatch and stage; [S, S], garbage where (i, j) is no stage.
+    """Per microbatch and stage, for one rank of its tensor-parallel group; [S, S], garbage where (i, j) is no stage.
 
     Attributes:
         parameter_bytes: Parameters and buffers, shared ones once.
         trainable_bytes: Those of them that receive a gradient.
+        forward_reduces: All-reduces among the ranks of a tensor-parallel group; 0 at degree 1.
+        forward_reduce_bytes: Their sizes, added up.
         workspace_bytes: The largest of the stage's layers.
+        largest_parameter_bytes: The largest of the stage's layers.
         received_bytes: Activations from earlier stages.
         returned_bytes: Gradients to earlier stages, those of shared parameters included.
         sent_bytes: Activations to later stages.
@@ -55,10 +58,16 @@ class Quantities:
 
     forward_seconds: Matrix
     backward_seconds: Matrix
+    weight_backward_seconds: Matrix
+    forward_reduces: Matrix
+    forward_reduce_bytes: Matrix
+    backward_reduces: Matrix
+    backward_reduce_bytes: Matrix
     parameter_bytes: Matrix
     trainable_bytes: Matrix
     stash_bytes: Matrix
     workspace_bytes: Matrix
+    largest_parameter_bytes: Matrix
     received_bytes: Matrix
     returned_bytes: Matrix
     sent_bytes: Matrix
@@ -88,14 +97,60 @@ def chains(graph: ModelGraph) -> tuple[Chain, ...]:
     return (*values, *shared)
 
 
-def measure(profile: Profile, member: Mask) -> Quantities:
+def degrees(profile: Profile) -> tuple[int, ...]:
+    """The tensor-parallel degrees at which every layer's cost is known: 1, and those that all layers have."""
+    known = [{split.degree for split in cost.splits} for cost in profile.costs]
+    return (1, *sorted(set.intersection(*known))) if known else (1,)
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Of all layers, on one rank of a tensor-parallel group; vectors in the order of the graph's layers."""
+
+    forward_seconds: Matrix
+    backward_seconds: Matrix
+    forward_reduces: Matrix
+    forward_reduce_bytes: Matrix
+    stash_bytes: Matrix
+
+
+def layer_costs(profile: Profile, degree: int) -> LayerCosts:
+    """The costs of single layers at a degree."""
+    costs = [on_rank(cost, degree) for cost in profile.costs]
+    return LayerCosts(*(np.array([float(getattr(c, f.name)) for c in costs]) for f in fields(LayerCosts)))
+
+
+def on_rank(cost: LayerCost, degree: int) -> SplitCost:
+    """What a layer costs on one rank of a tensor-parallel group."""
+    if degree > 1:
+        return next(split for split in cost.splits if split.degree == degree)
+    return SplitCost(
+        degree=1,
+        split="whole",
+        forward_seconds=cost.forward_seconds,
+        backward_seconds=cost.backward_seconds,
+        weight_backward_seconds=cost.weight_backward_seconds,
+        parameter_bytes=cost.parameter_bytes,
+        trainable_bytes=cost.trainable_bytes,
+        stash_bytes=cost.stash_bytes,
+        workspace_bytes=cost.workspace_bytes,
+        forward_reduces=0,
+        forward_reduce_bytes=0,
+        backward_reduces=0,
+        backward_reduce_bytes=0,
+    )
+
+
+def measure(profile: Profile, member: Mask, degree: int = 1) -> Quantities:
     """The quantities of all pairs of `member`'s rows.
 
     Args:
         profile: Its layers are the columns of `member`.
         member: [S, L]: whether layer l is in state s.
+        degree: Of tensor parallelism, one of those that `degrees` lists; a value that crosses stages is whole.
     """
-    graph, costs = profile.graph, profile.costs
+    graph = profile.graph
+    costs = [on_rank(cost, degree) for cost in profile.costs]
     states = member.astype(np.float64)
     column = {layer.name: i for i, layer in enumerate(graph.layers)}
 
@@ -106,8 +161,12 @@ def measure(profile: Profile, member: Mask) -> Quantities:
         return difference
 
     users = _users(graph)
-    held = _Holding(states, column, [tuple(users[p.name]) for p in graph.parameters if users[p.name]])
     used = [p for p in graph.parameters if users[p.name]]
+    held = _Holding(states, column, [tuple(users[p.name]) for p in used])
+    # Of a parameter a rank has the part that it has of all parameters of the first layer which reads it.
+    whole, of_rank = profile.cost, {c.layer: r for c, r in zip(profile.costs, costs, strict=True)}
+    firsts = [users[p.name][0] for p in used]
+    part = [of_rank[f].parameter_bytes / whole[f].parameter_bytes if whole[f].parameter_bytes else 1.0 for f in firsts]
     carried = chains(graph)
     travel = _Holding(states, column, [chain.holders for chain in carried])
     forward_bytes = [chain.forward_bytes for chain in carried]
@@ -115,10 +174,16 @@ def measure(profile: Profile, member: Mask) -> Quantities:
     return Quantities(
         forward_seconds=added([c.forward_seconds for c in costs]),
         backward_seconds=added([c.backward_seconds for c in costs]),
-        parameter_bytes=held.held([p.size_bytes for p in used]),
-        trainable_bytes=held.held([p.size_bytes * p.trainable for p in used]),
+        weight_backward_seconds=added([c.weight_backward_seconds for c in costs]),
+        forward_reduces=added([c.forward_reduces for c in costs]),
+        forward_reduce_bytes=added([c.forward_reduce_bytes for c in costs]),
+        backward_reduces=added([c.backward_reduces for c in costs]),
+        backward_reduce_bytes=added([c.backward_reduce_bytes for c in costs]),
+        parameter_bytes=held.held([p.size_bytes * x for p, x in zip(used, part, strict=True)]),
+        trainable_bytes=held.held([p.size_bytes * p.trainable * x for p, x in zip(used, part, strict=True)]),
         stash_bytes=added([c.stash_bytes for c in costs]),
         workspace_bytes=_largest(states, [c.workspace_bytes for c in costs]),
+        largest_parameter_bytes=_largest(states, [c.parameter_bytes for c in costs]),
         received_bytes=travel.received(forward_bytes),
         returned_bytes=travel.received(backward_bytes),
         sent_bytes=travel.passed_on(forward_bytes),

@@ -29,10 +29,12 @@ class Ranked:
     Attributes:
         winner: None if no wanted candidate fits.
         others: The rest of those that fit, the fastest first, baselines even where they are the winner.
+        best_objective_seconds: The smallest of any wanted candidate that fits.
         rejected: Those that do not fit in memory.
     """
 
     winner: Entry | None
+    best_objective_seconds: float
     others: tuple[Entry, ...]
     rejected: tuple[tuple[Candidate, Evaluation], ...]
 
@@ -51,8 +53,11 @@ def rank(evaluator: Evaluator, candidates: Sequence[Candidate], wanted: Wanted) 
         seen.add(candidate.shape)
         if max(stage.num_replicas for stage in candidate.shape) > evaluator.terms.num_microbatches:
             continue
+        if not evaluator.packs(candidate.shape):
+            continue
         evaluation = evaluator.evaluate(candidate.shape)
         (rejected if evaluation.short_bytes else fitting).append((candidate, evaluation))
+    best_objective = min((e.objective_seconds for _, e in fitting if wanted.allows(e.stages)), default=float("inf"))
     fitting.sort(key=lambda pair: (not pair[0].reported, pair[1].busy_seconds))
     entries: list[Entry] = []
     fastest = float("inf")
@@ -60,10 +65,10 @@ def rank(evaluator: Evaluator, candidates: Sequence[Candidate], wanted: Wanted) 
         if not candidate.reported and evaluation.busy_seconds > fastest:
             continue
         entries.append(Entry(candidate, evaluation, evaluator.play(evaluation)))
-        if wanted.allows(evaluation.replicas):
+        if wanted.allows(evaluation.stages):
             fastest = min(fastest, entries[-1].step_seconds)
     entries.sort(key=lambda e: e.step_seconds)
-    equal = [e for e in entries if wanted.allows(e.evaluation.replicas) and e.step_seconds <= fastest * (1 + 1e-6)]
+    equal = [e for e in entries if wanted.allows(e.evaluation.stages) and e.step_seconds <= fastest * (1 + 1e-6)]
     winner = min(equal, key=lambda e: (e.evaluation.num_devices, len(e.evaluation.stages)), default=None)
     others = tuple(e for e in entries if e is not winner or e.candidate.baseline)
-    return Ranked(winner, others, tuple(rejected))
+    return Ranked(winner, best_objective, others, tuple(rejected))

@@ -1,11 +1,14 @@
 """The plan as tables for the terminal: its stages, the plans it beat, what to know about it."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from dpart.partitioner.certify import Check
 from dpart.partitioner.plan import Alternative, Plan, Stage
 from dpart.partitioner.units import format_bytes, format_seconds
 
@@ -20,12 +23,50 @@ def plan_table(plan: Plan) -> RenderableType:
     return Group(*parts)
 
 
+def check_table(plan: Plan, checks: Sequence[Check]) -> RenderableType:
+    """What a check of a certificate found: faults one by one, the rest in a line."""
+    faults = [check for check in checks if not check.holds]
+    proved = (
+        f"The certificate holds: {len(checks)} checks. No plan of its space has an objective below "
+        f"{format_seconds(plan.certificate.lower_bound_seconds)}; the best found has "
+        f"{format_seconds(plan.certificate.best_objective_seconds)}, {plan.certificate.gap:.3%} above."
+        if plan.certificate is not None
+        else ""
+    )
+    if not faults:
+        return Text(proved)
+    table = _table(f"The certificate does not hold: {len(faults)} of {len(checks)} checks fail")
+    for column in ("what", "stated", "found"):
+        table.add_column(column, overflow="fold")
+    for check in faults:
+        table.add_row(escape(check.what), check.stated, check.found)
+    return table
+
+
+def microbatch_table(plans: Sequence[Plan], best: int) -> Table:
+    """The plans for several microbatch sizes, the chosen one marked."""
+    table = _table("Microbatch sizes")
+    for column in ("rows", "microbatches", "step", ""):
+        table.add_column(column, justify="right")
+    for i, plan in enumerate(plans):
+        row = (str(plan.microbatch_size), str(plan.num_microbatches), format_seconds(plan.step_seconds))
+        table.add_row(*row, "chosen" if i == best else "")
+    return table
+
+
 def _stages(plan: Plan) -> Table:
     table = _table(f"{plan.model}: {len(plan.stages)} stage(s) on {_used(plan)} of {plan.num_devices} devices")
     table.add_column("stage", justify="right")
     table.add_column("layers", overflow="fold")
     table.add_column("replicas", justify="right", no_wrap=True)
     table.add_column("devices", justify="right", overflow="fold")
+    degrees = any(stage.tensor_parallel_degree > 1 for stage in plan.stages)
+    again = any(stage.recompute for stage in plan.stages)
+    sharded = any(stage.optimizer_sharding for stage in plan.stages)
+    chosen = [("tensor\nparallel", degrees), ("recom-\nputed", again), ("ZeRO", sharded)]
+    for column, shown in chosen:
+        if shown:
+            table.add_column(column, justify="right", no_wrap=True)
     reduces = any(stage.all_reduce_seconds for stage in plan.stages)
     for column in ("forward", "backward", "receive", *(["all-reduce"] if reduces else [])):
         table.add_column(column, justify="right", no_wrap=True)
@@ -38,6 +79,9 @@ def _stages(plan: Plan) -> Table:
             escape(_layers(stage)),
             str(stage.num_replicas),
             _range(stage.devices),
+            *([str(stage.tensor_parallel_degree)] if degrees else []),
+            *([_recomputed(stage)] if again else []),
+            *([str(stage.optimizer_sharding or "-")] if sharded else []),
             format_seconds(stage.forward_seconds),
             format_seconds(stage.backward_seconds),
             format_seconds(stage.receive_seconds) if stage.receive_seconds else "-",
@@ -48,12 +92,31 @@ def _stages(plan: Plan) -> Table:
     return table
 
 
+def _recomputed(stage: Stage) -> str:
+    layers = sum(len(region) for region in stage.recompute)
+    return f"{layers} of {len(stage.layers)}" if layers else "-"
+
+
+def _proof(plan: Plan) -> str:
+    """How good the plan is known to be."""
+    certificate, bottleneck = plan.certificate, format_seconds(plan.bottleneck_seconds)
+    if certificate is None:
+        proof = "proved the smallest" if plan.optimal else "not proved the smallest"
+        return f"Bottleneck: {bottleneck} per microbatch, {proof} ({plan.method}).\n"
+    best, lower = (format_seconds(s) for s in (certificate.best_objective_seconds, certificate.lower_bound_seconds))
+    own = f", this plan's is {format_seconds(certificate.objective_seconds)}"
+    same = certificate.objective_seconds <= certificate.best_objective_seconds * (1 + 1e-9)
+    return (
+        f"Certificate: the best objective found is {best}{'' if same else own}; none can be below {lower} (gap "
+        f"{certificate.gap:.2%}).\nProved over: {certificate.space}.\n"
+    )
+
+
 def _summary(plan: Plan) -> str:
-    proof = "proved the smallest" if plan.optimal else "not proved the smallest"
     return (
         f"Step: {format_seconds(plan.step_seconds)} predicted for {plan.num_microbatches} microbatches of "
         f"{plan.microbatch_size}, {plan.schedule}; devices wait {plan.bubble:.0%} of it.\n"
-        f"Bottleneck: {format_seconds(plan.bottleneck_seconds)} per microbatch, {proof} ({plan.method}).\n"
+        f"{_proof(plan)}"
         f"Memory: {format_bytes(plan.memory_limit_bytes)} of each device may be used, with {plan.optimizer}.\n"
         f"Topology: {plan.topology}."
     )
@@ -101,4 +164,4 @@ def _replicas(other: Alternative) -> str:
 
 
 def _used(plan: Plan) -> int:
-    return sum(stage.num_replicas for stage in plan.stages)
+    return sum(len(stage.devices) for stage in plan.stages)

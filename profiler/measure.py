@@ -4,6 +4,8 @@ The whole graph runs once to record what enters each layer. Then each layer runs
 warm-up and repeats, and its backward by its own autograd call: nothing is booked on a neighbour. Gradients
 accumulate into existing ones, as in training. Layers alone sum to about the whole step because autograd does
 the same work either way; the measured whole step stands beside the sum.
+
+What a backward takes for gradients of parameters is told apart by a second one, for those of the inputs alone.
 """
 
 import os
@@ -37,8 +39,13 @@ def profile(captured: CapturedModel, *, repeats: int | None = None, progress: Pr
         repeats: How often each layer is timed; by default between 5 and 30 times, about 0.25 s each.
 
     Raises:
-        UserError: `repeats` is not positive, or the machine's memory does not hold the model.
+        UserError: `repeats` is not positive, or the model is on the meta device.
     """
+    if captured.model.is_meta:
+        raise UserError(
+            f"{captured.model.title} is on the meta device, which has shapes and no numbers, so nothing can be "
+            "measured: estimate it (dpart profile --estimate h100), or build it with its weights."
+        )
     if repeats is not None and repeats < 1:
         raise UserError(f"repeats must be at least 1, got {repeats}.")
     device = captured.model.example[0].device
@@ -130,6 +137,7 @@ class _Measurement:
             enough = repeats is None and len(forward) >= _MIN_REPEATS
             if enough and time.perf_counter() - began > _SECONDS_PER_LAYER:
                 break
+        weights = self._weight_backward_seconds(statistics.median(backward), min(limit, _MIN_REPEATS))
         for parameter in self.module.parameters():
             parameter.grad = None
         read = [self.graph.parameter[name] for name in self.layer.parameters]
@@ -147,23 +155,45 @@ class _Measurement:
             stash_bytes=stash_bytes,
             workspace_bytes=(outputs + inputs) if self.has_backward else outputs,
             repeats=len(forward),
+            weight_backward_seconds=weights,
         )
 
-    def _inputs(self) -> list[Any]:
-        """Fresh inputs: copies, so that in-place layers find what they found in the model."""
-        arguments = []
+    def _weight_backward_seconds(self, whole_seconds: float, repeats: int) -> float:
+        """The whole backward less one that gives the gradients of the inputs alone."""
+        trained = any(p.requires_grad for p in self.module.parameters())
+        if not trained or not self.has_backward:
+            return 0.0
+        seconds = [self._input_backward_seconds() for _ in range(_WARM_UP + repeats)][_WARM_UP:]
+        return max(0.0, whole_seconds - statistics.median(seconds))
+
+    def _input_backward_seconds(self) -> float:
+        arguments, leaves = self._inputs()
+        if not leaves:
+            return 0.0
+        roots = [r for r in self.module(*arguments) if isinstance(r, Tensor) and r.requires_grad]
+        gradients = [torch.ones_like(r) for r in roots]
+        self._wait()
+        began = time.perf_counter()
+        torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
+        self._wait()
+        return time.perf_counter() - began
+
+    def _inputs(self) -> tuple[list[Any], list[Tensor]]:
+        """Fresh inputs, and the leaves that gradients flow to: copies, so that in-place layers find what they found."""
+        arguments, leaves = [], []
         for name in self.sources:
             value = self.recorded[name]
             if isinstance(value, Tensor):
                 known = self.graph.value.get(name)
                 value = value.detach().clone()
                 if known is not None and known.differentiable:
-                    value = value.requires_grad_().view_as(value).clone()
+                    leaves.append(value.requires_grad_())
+                    value = value.view_as(value).clone()
             arguments.append(value)
-        return arguments
+        return arguments, leaves
 
     def _once(self) -> tuple[float, float]:
-        arguments = self._inputs()
+        arguments, _ = self._inputs()
         self._wait()
         began = time.perf_counter()
         results = self.module(*arguments)
@@ -194,7 +224,7 @@ class _Measurement:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            self.module(*self._inputs())
+            self.module(*self._inputs()[0])
         return sum(sizes.values())
 
     def _wait(self) -> None:

@@ -122,6 +122,11 @@ def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) 
         raise
 
 
+def relative(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> str:
+    """The path as seen from the folder of `file`, with forward slashes."""
+    return Path(os.path.relpath(Path(path).resolve(), Path(file).resolve().parent)).as_posix()
+
+
 def refuse_existing(path: str | os.PathLike[str], *, force: bool) -> None:
     """Raises a `UserError` if something stands at `path` and `force` is false."""
     if Path(path).exists() and not force:

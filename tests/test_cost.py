@@ -14,7 +14,7 @@ from dpart.partitioner.quantities import measure
 from dpart.partitioner.search import FoundStage
 from dpart.partitioner.topology import Device, Level, Topology
 from dpart.profiler.profile import Profile
-from dpart.runtime.schedule import SCHEDULES, Replica
+from dpart.runtime.schedule import EXECUTABLE_SCHEDULES, SCHEDULES, Replica
 
 GiB = 2**30
 ONE_LEVEL = Topology(Device("cpu", GiB), (Level("machine", 4, 2e9, 1e-4),))
@@ -121,8 +121,8 @@ def test_a_value_that_skips_a_stage_goes_past_it(chain_profile: Callable[..., Pr
 
 def test_in_flight_is_the_peak_of_the_schedule() -> None:
     for replicas in itertools.chain(*(itertools.product((1, 2, 3, 4), repeat=k) for k in (1, 2, 3))):
-        for m, (kind, make) in itertools.product(range(1, 8), SCHEDULES.items()):
-            terms, schedule = Terms(m, kind, "sgd", GiB), make(replicas, m)  # type: ignore[arg-type]
+        for m, kind in itertools.product(range(1, 8), EXECUTABLE_SCHEDULES):
+            terms, schedule = Terms(m, kind, "sgd", GiB), SCHEDULES[kind](replicas, m)  # type: ignore[arg-type]
             for s, r in enumerate(replicas):
                 held = schedule.peak_in_flight(Replica(s, 0))
                 assert terms.in_flight(r, sum(replicas[s + 1 :])) == held

@@ -15,7 +15,7 @@ from rich.console import Console
 from dpart.partitioner import candidates, ilp, pipedream
 from dpart.partitioner.candidates import Space, Wanted, baselines, search
 from dpart.partitioner.cost import Terms
-from dpart.partitioner.evaluate import Evaluator, StageShape, check_coverage
+from dpart.partitioner.evaluate import Evaluator, StageShape, check_coverage, shape_of
 from dpart.partitioner.partition import partition
 from dpart.partitioner.plan import Plan
 from dpart.partitioner.ranking import rank
@@ -48,7 +48,7 @@ def test_plans_add_up_and_nothing_offered_is_better(
         batch_size=30 - seed,
     )  # type: ignore[call-overload]
     assert plan.num_microbatches == math.ceil((30 - seed) / 4)
-    shape = tuple(StageShape(stage.layers, stage.num_replicas) for stage in plan.stages)
+    shape = shape_of(plan.stages)
     check_coverage(profile.graph, shape)
     assert [d for stage in plan.stages for d in stage.devices] == list(range(sum(s.num_replicas for s in shape)))
     assert all(s.memory.total_bytes <= plan.memory_limit_bytes for s in plan.stages)
@@ -143,7 +143,9 @@ def test_searchers_equal_an_exhaustive_search_of_plans(seed: int, random_profile
     counts = pipedream.search_each(space.slowest)
     assert {n: f.bottleneck_seconds for n, f in counts.items()} == pytest.approx(by_devices, rel=1e-9)
 
-    plan = partition(profile, topology, memory_limit_bytes=terms.memory_limit_bytes, batch_size=4 * m)
+    plan = partition(
+        profile, topology, method="pipedream", memory_limit_bytes=terms.memory_limit_bytes, batch_size=4 * m
+    )
     optimum = min(best.values())
     assert plan.bottleneck_seconds >= optimum * (1 - 1e-9)
     assert plan.optimal == (plan.bottleneck_seconds <= optimum * (1 + 1e-9))
@@ -183,7 +185,7 @@ def test_a_single_outer_group_is_the_flat_problem_on_all_its_devices(
 def test_no_candidate_that_was_passed_over_is_faster(seed: int, random_profile: Callable[..., Profile]) -> None:
     profile = random_profile(seed + 300)
     limit = tight_limit(profile, ONE_LEVEL, 8, seed)
-    plan = partition(profile, ONE_LEVEL, memory_limit_bytes=limit)
+    plan = partition(profile, ONE_LEVEL, method="pipedream", memory_limit_bytes=limit)
     space = Space(profile, ONE_LEVEL, Terms(8, "1f1b", "adam", limit))
     evaluator = Evaluator(profile, ONE_LEVEL, space.terms, 1.0)
     offered = [*baselines(space), *search(space, Wanted(), "pipedream", 60.0).candidates]
@@ -199,9 +201,9 @@ def test_nothing_is_proved_where_not_every_cut_was_looked_at(
     random_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = random_profile(0)
-    whole = partition(profile, ONE_LEVEL, replicas=(1, 1))
+    whole = partition(profile, ONE_LEVEL, method="pipedream", replicas=(1, 1))
     monkeypatch.setattr(candidates, "_MAX_STATES", 3)
-    capped = partition(profile, ONE_LEVEL, replicas=(1, 1))
+    capped = partition(profile, ONE_LEVEL, method="pipedream", replicas=(1, 1))
     assert (whole.optimal, capped.optimal) == (True, False)
     assert any("branches too widely" in note for note in capped.notes)
 
@@ -209,7 +211,7 @@ def test_nothing_is_proved_where_not_every_cut_was_looked_at(
 @pytest.mark.parametrize("replicas", [(1,), (1, 1), (2, 1), (1, 2), (3, 1), (1, 1, 1), (1, 1, 1, 1)])
 def test_replicas_asked_for_are_kept(replicas: tuple[int, ...], chain_profile: Callable[..., Profile]) -> None:
     profile = chain_profile([1e-3, 2e-3, 1e-3, 3e-3, 1e-3, 2e-3])
-    plan = partition(profile, ONE_LEVEL, replicas=replicas)
+    plan = partition(profile, ONE_LEVEL, method="pipedream", replicas=replicas)
     assert tuple(stage.num_replicas for stage in plan.stages) == replicas
     space = Space(profile, ONE_LEVEL, Terms(8, "1f1b", "adam", plan.memory_limit_bytes))
     assert plan.bottleneck_seconds == pytest.approx(exhaustive(space, [replicas])[replicas], rel=1e-12)
@@ -244,27 +246,34 @@ def test_everything_impossible_that_was_asked_for_is_listed(chain_profile: Calla
         partition(profile, ONE_LEVEL, memory_headroom=1.5)
 
 
+@pytest.mark.parametrize("method", ["dp", "pipedream"])
 def test_a_layer_that_fits_nowhere_is_named_with_the_bytes_missing(
-    chain_profile: Callable[..., Profile],
+    chain_profile: Callable[..., Profile], method: str
 ) -> None:
     profile = chain_profile([1e-3] * 3, parameter_bytes=100 * MiB)
     cost = profile.costs[1]
     huge = replace(profile, costs=(profile.costs[0], replace(cost, workspace_bytes=900 * MiB), profile.costs[2]))
     with pytest.raises(UserError, match="layer 'l1' alone needs") as caught:
-        partition(huge, ONE_LEVEL, memory_limit_bytes=GiB)
-    # Parameters, gradients and Adam's two states, one microbatch's stash, the workspace.
-    needed = 4 * 100 * MiB + cost.stash_bytes + 900 * MiB
+        partition(huge, ONE_LEVEL, method=method, memory_limit_bytes=GiB)
+    # Parameters, gradients and Adam's two states, shared out by four where that is allowed; one microbatch's stash,
+    # and the workspace. A layer whose parameters are gathered has them all.
+    state = {"pipedream": 4, "dp": 2}[method]
+    needed = state * 100 * MiB + cost.stash_bytes + 900 * MiB
     assert f"{needed - GiB} bytes too much" in str(caught.value)
 
 
-def test_if_no_plan_fits_the_best_one_is_short_by_what_is_said(chain_profile: Callable[..., Profile]) -> None:
+@pytest.mark.parametrize("method", ["dp", "pipedream"])
+def test_if_no_plan_fits_the_best_one_is_short_by_what_is_said(
+    chain_profile: Callable[..., Profile], method: str
+) -> None:
     profile = chain_profile([1e-3] * 8, parameter_bytes=100 * MiB)
+    limit = {"dp": 300, "pipedream": 600}[method] * MiB
     with pytest.raises(UserError, match="every layer fits alone") as caught:
-        partition(profile, ONE_LEVEL, memory_limit_bytes=600 * MiB)
+        partition(profile, ONE_LEVEL, method=method, memory_limit_bytes=limit)
     short = int(str(caught.value).split(" bytes too much")[0].split()[-1])
-    partition(profile, ONE_LEVEL, memory_limit_bytes=600 * MiB + short)
+    partition(profile, ONE_LEVEL, method=method, memory_limit_bytes=limit + short)
     with pytest.raises(UserError, match="1 bytes too much"):
-        partition(profile, ONE_LEVEL, memory_limit_bytes=600 * MiB + short - 1)
+        partition(profile, ONE_LEVEL, method=method, memory_limit_bytes=limit + short - 1)
 
 
 def test_what_does_not_fit_is_listed_as_rejected(chain_profile: Callable[..., Profile]) -> None:

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TRAINED = [path for path in EXAMPLES if "\ndef workload(" in path.read_text(encoding="utf-8")]
+"""Those that can be trained; the others are models of which only the shapes are here, to be estimated."""
 
 
 def commands(text: str) -> list[list[str]]:
@@ -29,7 +31,7 @@ def commands(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("source", [ROOT / "README.md", ROOT / "Makefile", *EXAMPLES], ids=lambda path: path.name)
 def test_every_command_and_option_exists(source: Path) -> None:
     found = commands(source.read_text(encoding="utf-8"))
-    assert {words[1] for words in found} >= {"profile", "partition", "emit"}
+    assert {words[1] for words in found} >= ({"profile"} if source in EXAMPLES else {"profile", "partition", "emit"})
     for _, name, *words in found:
         main.commands[name].make_context(name, words)
 
@@ -59,7 +61,7 @@ def test_the_topologies_are_valid(path: Path) -> None:
     assert dpart.read_topology(path).num_devices > 1
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.stem)
 def test_the_examples_give_workloads_with_batches_that_fit(path: Path) -> None:
     workload = dpart.load_workload(f"{path}:workload")
     model = workload.build()

@@ -1,0 +1,215 @@
+"""Checks a plan's certificate: every number of it is computed again, from the profile, by other means.
+
+The plan is evaluated afresh; each interval's bound is solved again at its recorded price by a plain table over pairs of
+states, without signatures, without leaving out segments, and from the first state to the last, where the search goes
+the other way. Then the parts must cover all plans: for every number of replicas, from the smallest bottleneck that the
+devices allow to the top, end to end.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpart.partitioner import uneven
+from dpart.partitioner.counted import pinned_stages
+from dpart.partitioner.dp import replica_counts, work_bound
+from dpart.partitioner.evaluate import Evaluator, shape_of
+from dpart.partitioner.options import Floats
+from dpart.partitioner.plan import Bound, Pin, Plan
+from dpart.partitioner.prices import Prices
+
+_CLOSE = 1e-9
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked.
+
+    Attributes:
+        what: In words.
+        stated: By the plan.
+        found: By the check.
+        holds: Whether they agree.
+    """
+
+    what: str
+    stated: str
+    found: str
+    holds: bool
+
+
+def check(
+    plan: Plan, prices: Prices, evaluator: Evaluator, num_devices: int, progress: Callable[[str], None] | None = None
+) -> list[Check]:
+    """All checks of a plan that has a certificate; it is proved if all of them hold.
+
+    Args:
+        prices: Of the plan's question, made from the profile.
+        evaluator: Of the same.
+    """
+    certificate, question = plan.certificate, plan.question
+    assert certificate is not None and question is not None
+    say = progress or (lambda text: None)
+    evaluation = evaluator.evaluate(shape_of(plan.stages))
+    step = evaluator.play(evaluation).step_seconds
+    checks = [
+        _number("step of the plan", plan.step_seconds, step),
+        _number("objective of the plan", certificate.objective_seconds, evaluation.objective_seconds),
+        Check("memory", f"at most {plan.memory_limit_bytes} B", f"{evaluation.short_bytes} B too much",
+              evaluation.short_bytes == 0),
+    ]  # fmt: skip
+    least = min((b.bound_seconds for b in certificate.bounds), default=0.0)
+    lower = min(least, certificate.best_objective_seconds)
+    checks.append(_number("lower bound, from its parts", certificate.lower_bound_seconds, lower))
+    checks.append(_number("gap", certificate.gap, certificate.best_objective_seconds / lower - 1 if lower else 0.0))
+    by_count: dict[int | None, list[Bound]] = defaultdict(list)
+    for bound in certificate.bounds:
+        by_count[bound.num_replicas].append(bound)
+    if None in by_count:
+        say("all plans")
+        return [*checks, _exhausted(by_count[None], prices, num_devices, plan)]
+    wanted = list(question.replicas[:1]) if question.replicas else replica_counts(plan.num_microbatches, num_devices)
+    missing = [count for count in wanted if count not in by_count]
+    checks.append(Check("numbers of replicas covered", f"{len(by_count)}", f"{len(missing)} missing", not missing))
+    stages = _stage_counts(plan, prices)
+    for count, bounds in sorted((c, b) for c, b in by_count.items() if c is not None):
+        say(f"{count} replicas")
+        checks += _of_count(count, bounds, prices, num_devices, stages, question.pins)
+    return checks
+
+
+def _of_count(
+    count: int, bounds: list[Bound], prices: Prices, num_devices: int, stages: range, pins: Sequence[Pin]
+) -> list[Check]:
+    if [b.proof for b in bounds] == ["work"]:
+        return [
+            _at_least(f"{count} replicas, by work", bounds[0].bound_seconds, work_bound(prices, count, num_devices))
+        ]
+    table = _Plain(prices, count, num_devices, stages, pins)
+    checks, reached = [], None
+    for bound in sorted(bounds, key=lambda b: b.floor_seconds):
+        limit = np.inf if bound.limit_seconds is None else bound.limit_seconds
+        value = table.bound(limit, bound.multiplier_seconds) + bound.floor_seconds
+        name = f"{count} replicas, bottleneck {bound.floor_seconds:.6g} to {limit:.6g} s"
+        checks.append(_at_least(name, bound.bound_seconds, value))
+        if reached is None and bound.floor_seconds <= 0:
+            pass
+        elif reached is None:
+            below = np.nextafter(bound.floor_seconds, 0)
+            fewest = table.fewest(below)
+            ok = fewest > num_devices
+            checks.append(Check(f"{count} replicas, bottleneck below", f"more than {num_devices} devices",
+                                f"{fewest:g} devices", ok))  # fmt: skip
+        else:
+            gap = table.has_between(reached, bound.floor_seconds)
+            checks.append(Check(f"{name}: follows on the last", "no bottleneck between", str(gap), not gap))
+        reached = limit
+    if reached != np.inf:
+        gap = table.has_between(reached or 0.0, np.inf)
+        checks.append(Check(f"{count} replicas: up to the largest bottleneck", "none above", str(gap), not gap))
+    return checks
+
+
+def _exhausted(bounds: list[Bound], prices: Prices, num_devices: int, plan: Plan) -> Check:
+    question = plan.question
+    assert question is not None
+    stated = bounds[0].bound_seconds
+    found = uneven.search(
+        prices,
+        num_devices,
+        upper_seconds=stated * (1 - _CLOSE),
+        num_stages=question.num_stages,
+        max_stages=question.max_stages,
+    )
+    holds = found.complete and found.plan is None
+    return Check("every plan, with any replicas", f"none below {stated:.9g} s", "one" if found.plan else "none", holds)
+
+
+def _stage_counts(plan: Plan, prices: Prices) -> range:
+    question = plan.question
+    assert question is not None
+    exactly = len(question.replicas) if question.replicas else question.num_stages
+    if exactly is not None:
+        return range(exactly, exactly + 1)
+    return range(1, (question.max_stages or prices.num_states) + 1)
+
+
+def _number(what: str, stated: float, found: float) -> Check:
+    return Check(what, f"{stated:.9g}", f"{found:.9g}", abs(stated - found) <= _CLOSE * max(abs(stated), 1e-12) + 1e-12)
+
+
+def _at_least(what: str, stated: float, found: float) -> Check:
+    return Check(what, f"at least {stated:.9g} s", f"{found:.9g} s", found >= stated * (1 - _CLOSE))
+
+
+class _Plain:
+    """The same minimum by the plainest programme: all pairs of states, from the first state on."""
+
+    def __init__(self, prices: Prices, num_replicas: int, num_devices: int, stages: range, pins: Sequence[Pin]) -> None:
+        self._pinned = pinned_stages(prices, pins) if pins else None
+        self._prices, self._num_replicas, self._num_devices = prices, num_replicas, num_devices
+        most = min(prices.num_states - 1, num_devices // num_replicas)
+        self._counts = [n for n in stages if n <= most]
+        self._priced = [
+            prices.price(degree, sharding, num_replicas, max(self._counts, default=1))
+            for degree in prices.freedom.degrees
+            if degree * num_replicas <= num_devices
+            for sharding in prices.shardings(num_replicas)
+        ]
+
+    def bound(self, limit: float, multiplier: float) -> float:
+        """The least of latency and priced devices, less the price of all the devices there are."""
+        return self._least(limit, multiplier, 1.0) - multiplier * self._num_devices
+
+    def fewest(self, limit: float) -> float:
+        """Devices that a plan within the limit needs."""
+        return self._least(limit, 1.0, 0.0)
+
+    def has_between(self, above: float, below: float) -> bool:
+        """Whether a stage can have a busy time strictly between."""
+        for priced in self._priced:
+            busy = priced.busy_seconds
+            if ((busy > above) & (busy < below) & np.isfinite(busy)).any():
+                return True
+        return False
+
+    def _least(self, limit: float, device_weight: float, latency_weight: float) -> float:
+        """Of all counts of stages; where layers are pinned, count by count, as stages are then told apart."""
+        if not self._counts:
+            return np.inf
+        weights = {n: self._weights(n, limit, device_weight, latency_weight) for n in range(1, max(self._counts) + 1)}
+        if self._pinned is None:
+            return self._from_front(weights, self._counts, None)
+        return min(self._from_front(weights, [n], n) for n in self._counts)
+
+    def _from_front(self, weights: dict[int, Floats], counts: list[int], num_stages: int | None) -> float:
+        """A plan may begin with any of the counts behind its first stage; then one less with every stage."""
+        prices, ahead = self._prices, None
+        for n in range(max(counts), 0, -1):
+            begin = np.full(prices.num_states, np.inf)
+            if n in counts:
+                begin[0] = 0.0
+            into = begin if ahead is None else np.minimum(begin, ahead)
+            weight = np.full((prices.num_states, prices.num_states), np.inf)
+            allowed = weights[n]
+            if num_stages is not None:
+                assert self._pinned is not None
+                stage = num_stages - n
+                allowed = np.where((self._pinned == -1) | (self._pinned == stage), allowed, np.inf)
+            weight[prices.start, prices.stop] = allowed
+            ahead = (into[:, None] + weight).min(axis=0)
+        assert ahead is not None
+        return float(ahead[-1])
+
+    def _weights(self, in_flight: int, limit: float, device_weight: float, latency_weight: float) -> Floats:
+        """[E]: the least weight of each segment with so many microbatches in flight."""
+        least = np.full(self._prices.num_signatures, np.inf)
+        for priced in self._priced:
+            latency, busy = priced.latency_seconds[in_flight - 1], priced.busy_seconds[in_flight - 1]
+            allowed = np.isfinite(busy) & (busy <= limit)
+            price = device_weight * priced.degree * priced.num_replicas
+            weighed = latency_weight * np.where(allowed, latency, 0.0) + price
+            least = np.minimum(least, np.where(allowed, weighed, np.inf))
+        return least[self._prices.signature]

@@ -1,0 +1,228 @@
+"""How good a plan can be at all: a lower bound of the objective, interval by interval of the bottleneck.
+
+The objective is ``max busy + sum latency`` under at most K devices. Take the plans whose bottleneck lies in
+[floor, limit]: none is better than floor + L(limit), where L prices devices instead of counting them
+(Lagrange)::
+
+    L(limit) = max over multiplier of  min over plans with no stage above limit of
+               sum latency + multiplier * (devices - K)
+
+Intervals are laid end to end from the smallest bottleneck that K devices can reach to where the floor alone is above
+the best plan known. The least of their bounds holds for all plans; every plan met on the way that has no more than
+K devices is a candidate. The interval with the weakest bound is split, until it is as good as the best plan.
+"""
+
+import heapq
+import math
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dpart.partitioner.counted import Counted, Path
+
+_MAX_ITERATIONS = 40
+_PROBED = 0.05
+
+
+@dataclass(frozen=True, order=True)
+class Interval:
+    """A proved bound of all plans whose bottleneck is above the floor, or at it, and not above the limit.
+
+    Attributes:
+        bound_seconds: No such plan has a smaller objective.
+        multiplier: Seconds per device: the price at which the bound was found.
+    """
+
+    bound_seconds: float
+    floor_seconds: float
+    limit_seconds: float
+    multiplier: float
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a scan found.
+
+    Attributes:
+        paths: Plans within the devices, the best last.
+        intervals: In the order of their floors; the last one has no upper end.
+        bound_seconds: The least of their bounds.
+    """
+
+    paths: tuple[Path, ...]
+    intervals: tuple[Interval, ...]
+    bound_seconds: float
+
+
+@dataclass
+class _Search:
+    """The state of one scan."""
+
+    engine: Counted
+    upper_seconds: float
+    tolerance: float = 0.0
+    hint: float = 0.0
+    paths: list[Path] = field(default_factory=list)
+
+    def meet(self, path: Path | None) -> Path | None:
+        """Keeps a plan that fits and is better than all so far."""
+        if path is not None and path.devices <= self.engine.num_devices:
+            if path.objective_seconds < self.upper_seconds or not self.paths:
+                self.paths.append(path)
+            self.upper_seconds = min(self.upper_seconds, path.objective_seconds)
+        return path
+
+    def dual(self, limit_seconds: float, wanted_seconds: float) -> tuple[float, float]:
+        """(bound of the latency, multiplier): the best multiplier, or the first one whose bound is all that is wanted.
+
+        Two plans, one of too many devices and one of few enough, are two lines over the multiplier; the search is
+        solved where they cross, which finds a plan below the crossing or proves that the bound is there. It starts at
+        the last multiplier that was good.
+        """
+        k, engine = self.engine.num_devices, self.engine
+        best, at = -np.inf, 0.0
+        fast = few = None
+        if self.hint > 0:
+            found = self.meet(engine.solve(limit_seconds, self.hint, 1.0))
+            if found is None:
+                return np.inf, 0.0
+            best, at = found.latency_seconds + self.hint * (found.devices - k), self.hint
+            if best >= wanted_seconds:
+                return best, at
+            fast, few = (found, None) if found.devices > k else (None, found)
+        fast = fast or self.meet(engine.solve(limit_seconds, 0.0, 1.0))
+        if fast is None:
+            return np.inf, 0.0
+        if fast.devices <= k:
+            return fast.latency_seconds, 0.0
+        if few is None:
+            few = self.meet(engine.solve(limit_seconds, 1.0, 0.0))
+            assert few is not None
+            if few.devices > k:
+                return np.inf, np.inf
+        for _ in range(_MAX_ITERATIONS):
+            multiplier = (few.latency_seconds - fast.latency_seconds) / (fast.devices - few.devices)
+            found = self.meet(engine.solve(limit_seconds, multiplier, 1.0))
+            assert found is not None
+            value = found.latency_seconds + multiplier * (found.devices - k)
+            if value > best:
+                best, at = value, multiplier
+            crossing = few.latency_seconds + multiplier * (few.devices - k)
+            if best >= wanted_seconds or value >= crossing - 1e-12 * abs(crossing):
+                break
+            if found.devices > k:
+                fast = found
+            else:
+                few = found
+        self.hint = at
+        return best, at
+
+
+def scan(
+    engine: Counted,
+    *,
+    upper_seconds: float = np.inf,
+    tolerance: float = 1e-4,
+    deadline: float = np.inf,
+    multiplier: float = 0.0,
+) -> Scan:
+    """Bounds all plans of an engine, and finds good ones.
+
+    Args:
+        upper_seconds: An objective that some plan is known to reach.
+        tolerance: Relative distance of the bound from the best plan that is close enough.
+        deadline: A value of ``time.perf_counter()`` past which intervals are no longer split.
+        multiplier: To begin with: what was good for another number of replicas; 0 for none.
+    """
+    search = _Search(engine, upper_seconds, tolerance, multiplier)
+    # Beyond the engine's limit there are only plans that are no better, for whatever a microbatch's way takes.
+    beyond = [Interval(upper_seconds, engine.limit_seconds, np.inf, 0.0)] if np.isfinite(engine.limit_seconds) else []
+    fastest = search.meet(engine.solve(np.inf, 0.0, 1.0))
+    if fastest is None:
+        return Scan((), tuple(beyond), upper_seconds if beyond else np.inf)
+    least_latency = fastest.latency_seconds
+    left = search.upper_seconds - least_latency
+    if _too_few(search, left):
+        # Nothing as good as what is known can be had: a plan needs a larger bottleneck than is left for one.
+        intervals = [Interval(left + least_latency, left, engine.limit_seconds, 0.0), *beyond]
+    else:
+        values = engine.busy_values
+        low = _smallest_limit(search, values, left)
+        top = max(low, int(np.searchsorted(values, left)) - 1)
+        limit = float(values[top]) if top + 1 < len(values) else engine.limit_seconds
+        intervals = [_interval(search, float(values[low]), limit), *beyond]
+        if top + 1 < len(values):
+            floor = float(values[top])
+            intervals.append(Interval(floor + least_latency, floor, engine.limit_seconds, 0.0))
+        intervals = _refine(search, intervals, tolerance, deadline)
+    # An unbounded part has no plan at all: too few devices for its limit, and so for any smaller one.
+    intervals = sorted((i for i in intervals if np.isfinite(i.bound_seconds)), key=lambda i: i.floor_seconds)
+    bound = min((i.bound_seconds for i in intervals), default=np.inf)
+    return Scan(tuple(search.paths), tuple(intervals), bound)
+
+
+def _interval(search: _Search, floor: float, limit: float) -> Interval:
+    latency, multiplier = search.dual(limit, search.upper_seconds * (1 - search.tolerance) - floor)
+    return Interval(floor + latency, floor, limit, multiplier)
+
+
+def _too_few(search: _Search, limit: float) -> bool:
+    few = search.meet(search.engine.solve(limit, 1.0, 0.0))
+    return few is None or few.devices > search.engine.num_devices
+
+
+def _smallest_limit(search: _Search, values: np.ndarray, left: float) -> int:
+    """Index of a value, the smallest that a plan can have as its bottleneck or little less: none before it can be."""
+    low, high = 0, min(len(values) - 1, int(np.searchsorted(values, left)))
+    while low < high and values[high] > values[low] * (1 + _PROBED):
+        between = math.sqrt(values[low] * values[high]) if values[low] > 0 else values[high] / 2
+        middle = min(max(int(np.searchsorted(values, between)), low), high - 1)
+        if _too_few(search, values[middle]):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _refine(search: _Search, intervals: list[Interval], tolerance: float, deadline: float) -> list[Interval]:
+    """Splits the weakest interval until the bound is close enough, or no interval can be split."""
+    values, done = search.engine.busy_values, []
+    heap = list(intervals)
+    heapq.heapify(heap)
+    while heap and heap[0].bound_seconds < search.upper_seconds * (1 - tolerance):
+        weakest = heapq.heappop(heap)
+        first = int(np.searchsorted(values, weakest.floor_seconds))
+        last = min(int(np.searchsorted(values, weakest.limit_seconds, side="right")), len(values)) - 1
+        # An interval this narrow loses nothing to speak of by its width: what is missing is the price's (duality) gap.
+        if (
+            last <= first + 1
+            or values[last] <= weakest.floor_seconds * (1 + tolerance / 4)
+            or time.perf_counter() > deadline
+        ):
+            done.append(weakest)
+            if time.perf_counter() > deadline:
+                break
+            continue
+        between = math.sqrt(weakest.floor_seconds * float(values[last]))
+        middle = min(max(int(np.searchsorted(values, between, side="right")) - 1, first + 1), last - 1)
+        heapq.heappush(heap, _interval(search, weakest.floor_seconds, float(values[middle])))
+        upper = (float(values[middle]), weakest.limit_seconds)
+        heapq.heappush(heap, _interval(search, *upper))
+    return [*heap, *done]
+
+
+def probe(engine: Counted) -> Path | None:
+    """A plan with the smallest bottleneck that the devices allow: quickly found, and often among the best."""
+    search = _Search(engine, np.inf)
+    if _too_few(search, np.inf):
+        return None
+    low, high = 0.0, search.paths[-1].busy_seconds
+    while high - low > _PROBED * high:
+        middle = (low + high) / 2
+        if _too_few(search, middle):
+            low = middle
+        else:
+            high = middle
+    search.meet(engine.solve(high, 1.0, 1e-9))
+    return search.paths[-1]

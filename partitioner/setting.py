@@ -1,0 +1,94 @@
+"""`Setting`: a question and its inputs, made ready for the searches and for the evaluation of plans.
+
+A plan holds its question, so that whoever has the profile can set the same stage again: to check the certificate, or
+to play the step.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpart.partitioner.candidates import Space, Wanted
+from dpart.partitioner.cost import Optimizer, ScheduleName, Terms
+from dpart.partitioner.evaluate import Evaluator
+from dpart.partitioner.folding import fold
+from dpart.partitioner.plan import Plan, Question
+from dpart.partitioner.prices import Freedom
+from dpart.partitioner.topology import Topology, parse_topology
+from dpart.profiler.profile import Profile
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the searches need.
+
+    Attributes:
+        space: All plans.
+        freedom: What may be decided besides the cuts.
+        wanted: What was asked of a plan's shape.
+        evaluator: Gives any plan its numbers.
+    """
+
+    space: Space
+    freedom: Freedom
+    wanted: Wanted
+    evaluator: Evaluator
+
+
+def setting(
+    profile: Profile,
+    topology: Topology,
+    question: Question,
+    *,
+    schedule: ScheduleName,
+    optimizer: Optimizer,
+    memory_limit_bytes: int,
+    progress: Callable[[str], None] | None = None,
+) -> Setting:
+    """The setting of a question.
+
+    Args:
+        topology: What `question.topology` says.
+    """
+    rows = profile.graph.microbatch_size
+    num_microbatches = math.ceil(question.batch_size / rows)
+    terms = Terms(
+        num_microbatches,
+        schedule,
+        optimizer,
+        memory_limit_bytes,
+        parameter_itemsize=parameter_itemsize(profile),
+        reduce_buckets=question.reduce_buckets,
+        context_bytes=question.context_bytes,
+    )
+    space = Space(fold(profile), topology, terms, progress or (lambda text: None), question.together)
+    last_rows = question.batch_size - (num_microbatches - 1) * rows
+    return Setting(
+        space,
+        Freedom(question.degrees, question.shardings, question.recompute),
+        Wanted(question.num_stages, question.max_stages, question.replicas, question.pins),
+        Evaluator(space.profile, topology, terms, last_rows / rows),
+    )
+
+
+def setting_of(plan: Plan, profile: Profile, progress: Callable[[str], None] | None = None) -> Setting:
+    """The setting in which a plan was made."""
+    assert plan.question is not None
+    topology = parse_topology(plan.question.topology, "the plan's topology")
+    return setting(
+        profile,
+        topology,
+        plan.question,
+        schedule=plan.schedule,
+        optimizer=plan.optimizer,
+        memory_limit_bytes=plan.memory_limit_bytes,
+        progress=progress,
+    )
+
+
+def parameter_itemsize(profile: Profile) -> int:
+    """Bytes of a number of the trainable parameters; the smallest, where they differ."""
+    counted = [(p.size_bytes, int(np.prod(p.shape))) for p in profile.graph.parameters if p.trainable]
+    return max(1, min((size // count for size, count in counted if count), default=4))
