@@ -53,6 +53,7 @@ class Costs:
         member: [S, L]: whether layer l is in state s; row 0 is empty, the last row is full.
         units: [U, L]: layers that no cut separates, in an order in which they can run.
         complete: Whether the states are all ideals of the graph.
+        heaviest_seconds: Of the heaviest layer.
         seconds: Forward and backward; infinite where the pair is no stage.
         trainable_bytes: All-reduced among replicas.
         sent_bytes: Activations to later stages.
@@ -62,6 +63,7 @@ class Costs:
     member: Mask
     units: Mask
     complete: bool
+    heaviest_seconds: float
     seconds: Matrix
     trainable_bytes: Matrix
     sent_bytes: Matrix
@@ -78,6 +80,7 @@ def costs_of(profile: Profile) -> Costs:
         member=cuts.member,
         units=cuts.units,
         complete=cuts.complete,
+        heaviest_seconds=max(cost.forward_seconds + cost.backward_seconds for cost in profile.costs),
         seconds=np.where(nested, quantities.forward_seconds + quantities.backward_seconds, np.inf),
         trainable_bytes=quantities.trainable_bytes,
         sent_bytes=quantities.sent_bytes,
@@ -124,8 +127,8 @@ def bindings(costs: Costs, topology: Topology, plan: Plan) -> list[str]:
     found = []
     for s, (stage, time) in enumerate(zip(plan, pipeline.stages, strict=True)):
         r, place = stage.num_replicas, f"stage {s} of {len(plan)}" if len(plan) > 1 else "the one stage"
-        if costs.member[stage.stop].sum() - costs.member[stage.start].sum() == 1:
-            place += ", a single layer"
+        if time.forward_seconds <= costs.heaviest_seconds * (1 + 1e-9):
+            place += ", no more than the heaviest layer"
         many = f", shared by {r} replicas" if r > 1 else ""
         size = format_bytes(int(costs.trainable_bytes[stage.start, stage.stop]))
         hops = (*pipeline.forward[s : s + 1], *pipeline.backward[max(s - 1, 0) : s])
@@ -136,6 +139,12 @@ def bindings(costs: Costs, topology: Topology, plan: Plan) -> list[str]:
             (time.all_reduce_seconds / r, f"the all-reduce of {place}, {size} among {r} replicas"),
         ]
     return [f"{words} ({1e3 * seconds:.3f} ms)" for seconds, words in sorted(found, reverse=True)]
+
+
+def keeps_to_hosts(topology: Topology, plan: Plan) -> bool:
+    """Whether all replicas of every stage stand in one host."""
+    spans = _spans([stage.num_replicas for stage in plan])
+    return all(topology.level_of(range(*span)) == topology.levels[0] for span in spans)
 
 
 def _spans(replicas: Sequence[int]) -> Iterator[Span]:

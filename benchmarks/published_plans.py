@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from asynchronous import Costs, Plan, best_plan, bindings, costs_of, evaluate, even_split, in_a_row
+from asynchronous import Costs, Plan, best_plan, bindings, costs_of, evaluate, even_split, in_a_row, keeps_to_hosts
 from peers_pipedream_graph import GraphError
 from published_profiles import read_profile
 
@@ -98,10 +98,11 @@ def compare(path: Path, published: Sequence[int]) -> Row:
 
 
 def _reason(costs: Costs, topology: Topology, theirs: Plan, ours: Plan) -> str:
+    held, ours_held = (bindings(costs, topology, plan)[0] for plan in (theirs, ours))
     if evaluate(costs, topology, theirs) <= evaluate(costs, topology, ours) * _SAME:
-        return f"No plan is faster than the published one, which {bindings(costs, topology, theirs)[0]} holds up."
-    held, next_held = (bindings(costs, topology, plan)[0] for plan in (theirs, ours))
-    return f"The published plan is held up by {held}; in ours that is less, and {next_held} holds it up."
+        return f"no plan is faster than the published one. What holds it up is {held}."
+    inside = "; no all-reduce of it leaves a host" if keeps_to_hosts(topology, ours) else ""
+    return f"the published plan is held up by {held}; ours by {ours_held}{inside}."
 
 
 def _words(plan: Plan) -> str:

@@ -11,20 +11,20 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 
-import sections
-from sections import MissingError, Section
+import section_peers
+import section_plans
+from section import MissingError, Say, Section
 
-SECTIONS: Mapping[str, tuple[str, Callable[[sections.Say], Section]]] = MappingProxyType(
+SECTIONS: Mapping[str, tuple[str, Callable[[Say], Section]]] = MappingProxyType(
     {
-        "pipedream": ("PipeDream's profiles", sections.pipedream),
-        "tarnawski": ("Device placement (Tarnawski et al., 2020)", sections.tarnawski),
-        "piper": ("Piper's inputs", sections.piper),
-        "published": ("PipeDream's published plans", sections.published),
-        "scale": ("Thousands of GPUs", sections.scaling),
+        "pipedream": ("PipeDream's profiles", section_peers.pipedream),
+        "tarnawski": ("Device placement (Tarnawski et al., 2020)", section_peers.tarnawski),
+        "piper": ("Piper's inputs", section_peers.piper),
+        "published": ("PipeDream's published plans", section_plans.published),
+        "scale": ("Thousands of GPUs", section_plans.scaling),
     }
 )
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if agrees else 1
 
 
-def _section(name: str, run: Callable[[sections.Say], Section]) -> tuple[list[str], bool]:
+def _section(name: str, run: Callable[[Say], Section]) -> tuple[list[str], bool]:
     load = os.getloadavg()[0]
     try:
         found = run(lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True))
@@ -67,8 +67,8 @@ def _section(name: str, run: Callable[[sections.Say], Section]) -> tuple[list[st
         return [f"Not run: {missing}"], True
     targets = [f"| {what} | {came} | {'met' if met else '**missed**'} |" for what, came, met in found.targets]
     ran = [
-        f"Ran on {date.today().isoformat()}: {_processor()}, {os.cpu_count()} cores, Python {platform.python_version()};",
-        f"load of the machine {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end, this run's own included.",
+        f"Ran on {_processor()}, {os.cpu_count()} cores, Python {platform.python_version()}. Load of the machine",
+        f"{load:.1f} before and {os.getloadavg()[0]:.1f} at the end; this run is 1 of it.",
     ]
     return [*found.lines, "", "| target | measured | |", "|---|---|---|", *targets, "", *ran], found.agrees
 

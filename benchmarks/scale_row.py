@@ -1,4 +1,4 @@
-"""One row of `scale`: runs a command of dpart in this process, and prints its seconds and peak bytes as JSON.
+"""One row of `scale`: runs a command of dpart in this process, and prints as JSON what it took.
 
     python benchmarks/scale_row.py partition profile.json -t 128xdgx-h100 -o plan.json
 
@@ -7,7 +7,7 @@ The clock starts before anything of dpart is imported.
 
 import time
 
-BEGAN = time.perf_counter()
+BEGAN = time.perf_counter(), time.process_time()
 
 import contextlib  # noqa: E402
 import io  # noqa: E402
@@ -38,7 +38,8 @@ def main() -> None:
         except SystemExit as done:
             if done.code:
                 raise
-    print(json.dumps({"seconds": time.perf_counter() - BEGAN, "peak_rss_bytes": peak_bytes()}))
+    took = {"seconds": time.perf_counter() - BEGAN[0], "cpu_seconds": time.process_time() - BEGAN[1]}
+    print(json.dumps({**took, "peak_rss_bytes": peak_bytes()}))
 
 
 if __name__ == "__main__":

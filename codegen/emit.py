@@ -70,7 +70,7 @@ def _program(
     states: tuple[StageState, ...],
     workload: str | None,
 ) -> Program:
-    assert plan.optimizer != "adam-mixed", "refused before"
+    assert plan.optimizer != "adam-mixed" and (plan.schedule == "1f1b" or plan.schedule == "gpipe"), "refused before"
     graph = captured.graph
     random = random_calls(captured)
     stages = tuple(

@@ -5,9 +5,12 @@ from dpart.codegen.emit import emit as emit
 from dpart.compiler.capture import capture as capture
 from dpart.compiler.workload import Workload as Workload
 from dpart.compiler.workload import load_workload as load_workload
+from dpart.job import read_job as read_job
+from dpart.partitioner.diff import diff as diff
 from dpart.partitioner.hosts import find_topology as find_topology
 from dpart.partitioner.partition import partition as partition
 from dpart.partitioner.plan import Plan as Plan
+from dpart.partitioner.questions import explain as explain
 from dpart.partitioner.topology import Topology as Topology
 from dpart.partitioner.topology import read_topology as read_topology
 from dpart.profiler.estimate import estimate as estimate

@@ -176,7 +176,9 @@ def profile(model: str, output: Path, force: bool, **options: Any) -> None:
 @click.option("--method", type=click.Choice(["dp", "pipedream", "ilp"]), default="dp", show_default=True)
 @click.option("--objective", type=click.Choice(["time", "cost", "devices"]), default="time", show_default=True)
 @click.option("--target", type=_Seconds(), metavar="TIME", help="A step's, such as '2 s', for --objective devices.")
-@click.option("--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b", show_default=True)
+@click.option("--schedule", type=click.Choice(["1f1b", "gpipe", "zb-h1", "pipedream", "2bw", "auto"]), default="1f1b",
+    show_default=True, help="auto: 1f1b, then deeper warm-ups and zb-h1 on the plans found.",
+)  # fmt: skip
 @click.option("--optimizer", type=click.Choice(["adam", "adam-mixed", "sgd"]), default="adam", show_default=True)
 @click.option("--batch-size", type=_AT_LEAST_ONE, help="Rows per step.  [default: the profile's]")
 @click.option("--devices", type=_AT_LEAST_ONE, help="Use at most the first so many devices.")

@@ -56,7 +56,7 @@ def _time(_: click.Context, __: click.Parameter, text: str | None) -> float | No
     help="Of the curve, such as 1,2,4.  [default: all where there are few, else powers of two]",
 )  # fmt: skip
 @click.option("--error", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of layers' times.")
-@click.option("--draws", type=_AT_LEAST_ONE, default=20, show_default=True, help="Of wrong profiles.")
+@click.option("--draws", type=_AT_LEAST_ONE, default=10, show_default=True, help="Of wrong profiles.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
 @click.option("--method", metavar="NAME", help="As the options below, of dpart partition.")
 @click.option("--schedule", metavar="NAME")

@@ -18,11 +18,11 @@ from dpart.compiler.workload import Workload
 from dpart.job import Job, read_job
 from dpart.partitioner.bandwidths import check_bandwidths
 from dpart.partitioner.certificates import play, with_profile
+from dpart.partitioner.objectives import partition_for
 from dpart.partitioner.plan import Plan
 from dpart.partitioner.table import microbatch_table, plan_table
 from dpart.partitioner.trace import write_trace
-from dpart.profiler.estimate import estimate
-from dpart.profiler.profile import Profile
+from dpart.profiler.profile import DEFAULT_DEGREES, Profile
 from dpart.runtime.errors import UserError
 from dpart.runtime.files import read_file, refuse_existing, relative, write_file
 from dpart.runtime.program import Program
@@ -81,20 +81,21 @@ def compile_job(path: Path, output: Path, *, dry_run: bool, force: bool) -> None
 
 
 def _profiles(job: Job, workload: Workload) -> tuple[dict[int, CapturedModel], tuple[Profile, ...]]:
-    """The profiles, with the captures they were made from by rows of a microbatch."""
+    """The profiles, with the captures that can be emitted, by rows of a microbatch."""
     if job.profiles:
         return {}, tuple(read_file(Profile, path) for path in job.profiles)
     captured: dict[int, CapturedModel] = {}
     found = []
     for size in job.microbatch_sizes or (None,):
         with status("capturing the model"):
-            model = dpart.capture(workload, microbatch_size=size)
+            model = dpart.capture(workload, microbatch_size=size, meta=job.estimate is not None)
         with bar("profiling" if job.estimate is None else "estimating") as progress:
-            if job.estimate is None:
-                found.append(dpart.profile(model, repeats=job.repeats, progress=progress))
+            if job.estimate is not None:
+                # Captured without numbers: to be emitted, it is captured again.
+                found.append(dpart.estimate(model, job.estimate, degrees=job.degrees or DEFAULT_DEGREES, progress=progress))
             else:
-                found.append(estimate(model, job.estimate, progress=progress))
-        captured[model.graph.microbatch_size] = model
+                found.append(dpart.profile(model, repeats=job.repeats, progress=progress))
+                captured[model.graph.microbatch_size] = model
     return captured, tuple(found)
 
 
@@ -102,7 +103,7 @@ def _plans(job: Job, profiles: Sequence[Profile]) -> tuple[Plan, ...]:
     # One batch for all of them, or their steps could not be compared.
     options = {"batch_size": profiles[0].batch_size} | dict(job.options)
     with status("partitioning") as progress:
-        return tuple(dpart.partition(p, job.topology, progress=progress, **options) for p in profiles)
+        return tuple(partition_for(p, job.topology, progress=progress, **options) for p in profiles)
 
 
 def _emit(

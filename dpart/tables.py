@@ -49,7 +49,10 @@ def _degrees(profile: Profile) -> list[RenderableType]:
     if not any(cost.splits for cost in profile.costs):
         return []
     table = Table(
-        title="One rank, by tensor-parallel degree", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        title="By tensor-parallel degree, one rank of the group",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
     )
     for column in ("degree", "forward", "backward", "parameters", "stash", "all-reduced", "layers split"):
         table.add_column(column, justify="left" if column == "layers split" else "right", overflow="fold")

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-_NARROWEST = 116
+_NARROWEST = 120
 
 
 def tables() -> Console:

@@ -51,7 +51,7 @@ def _point(point: CurvePoint, batch_size: int, has_prices: bool) -> list[str]:
     step, dollars = point.step_seconds, point.dollars_per_sample
     if step is None:
         return [str(point.num_devices), *("-" for _ in range(5 + has_prices)), escape(_in_short(point.note))]
-    cost = [f"{dollars * _MILLION:.4g}" if dollars is not None else "-"] if has_prices else []
+    cost = [_dollars(dollars)] if has_prices else []
     plan = f"{point.stages} ({point.note})" if point.note else point.stages
     return [
         str(point.num_devices),
@@ -142,6 +142,14 @@ def _robust(found: Robustness) -> str:
         f"With the times of layers wrong by {found.relative_error:.0%}, the plan stays the best in "
         f"{found.same_share:.0%} of {found.draws} draws; {lost}."
     )
+
+
+def _dollars(per_sample: float | None) -> str:
+    """Of a million samples."""
+    if per_sample is None:
+        return "-"
+    dollars = per_sample * _MILLION
+    return f"{dollars:,.0f}" if dollars >= 100 else f"{dollars:.3g}"
 
 
 def _seconds(seconds: float | None) -> str:

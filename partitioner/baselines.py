@@ -6,6 +6,7 @@ in every stage, the same tensor-parallel degree and replicas everywhere, the bes
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,23 +19,29 @@ _Stage = tuple[int, Priced, int]
 
 
 def baselines(prices: Prices, num_devices: int) -> list[Candidate]:
-    """All of them that the model, the devices and the microbatches allow."""
+    """All of them that the model, the devices and the microbatches allow; of unlike devices in the strongest pool."""
+    if len(prices.pools) > 1:
+        own = max(prices.pools, key=lambda p: p.topology.num_devices * p.topology.device.speed)
+        where = f"{own.topology.num_devices} x {own.topology.device.name}"
+        found = baselines(own, own.topology.num_devices)
+        return [replace(candidate, name=f"{candidate.name}, {where}") for candidate in found]
+    pool = prices.pool
     everything = tuple(layer.name for layer in prices.profile.graph.layers)
     m = prices.terms.num_microbatches
-    found: list[tuple[str, Shape]] = [("one device", (StageShape(everything, 1),))]
+    named: list[tuple[str, Shape]] = [("one device", (StageShape(everything, 1, pool=pool),))]
     copies = min(num_devices, m)
     if copies > 1:
-        found.append(("data parallel", (StageShape(everything, copies),)))
+        named.append(("data parallel", (StageShape(everything, copies, pool=pool),)))
     degree = max(prices.freedom.degrees)
     if 1 < degree <= num_devices:
-        found.append(("tensor parallel", (StageShape(everything, 1, degree),)))
+        named.append(("tensor parallel", (StageShape(everything, 1, degree, pool=pool),)))
     depth = min(num_devices, prices.num_states - 1)
     if depth > 1:
-        found.append(("straight pipeline", _straight(prices, depth) or _units_apart(prices, depth)))
+        named.append(("straight pipeline", _straight(prices, depth) or _units_apart(prices, depth)))
     even = even_split(prices, num_devices)
     if even is not None:
-        found.append(("even split", even))
-    return [Candidate(name, shape, baseline=True, reported=True) for name, shape in found]
+        named.append(("even split", even))
+    return [Candidate(name, shape, baseline=True, reported=True) for name, shape in named]
 
 
 def even_split(prices: Prices, num_devices: int) -> Shape | None:
@@ -108,4 +115,4 @@ def _units_apart(prices: Prices, depth: int) -> Shape:
     names = [layer.name for layer in prices.profile.graph.layers]
     parts = np.array_split(np.arange(len(prices.contraction.units)), depth)
     layers = [np.flatnonzero(prices.contraction.units[part].any(axis=0)) for part in parts]
-    return tuple(StageShape(tuple(names[i] for i in stage), 1) for stage in layers if len(stage))
+    return tuple(StageShape(tuple(names[i] for i in stage), 1, pool=prices.pool) for stage in layers if len(stage))

@@ -134,6 +134,11 @@ class Space:
         """Whether there are links of several speeds."""
         return len(self.topology.nested_levels) > 1
 
+    @property
+    def is_guessed(self) -> bool:
+        """Whether the default search takes what stages exchange to cross other links than it may in truth."""
+        return self.is_nested or bool(self.topology.others)
+
     @cached_property
     def contraction(self) -> Contraction:
         """The cuts of the default search."""

@@ -4,6 +4,7 @@ A plan file has its whole question in it, so a case can be made of a plan as wel
 under the constraints that the plan was made under.
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +19,9 @@ from dpart.partitioner.topology import Topology, local_topology, parse_topology,
 from dpart.profiler.profile import Profile
 from dpart.runtime.errors import UserError
 
-_SAME = 1e-6
-"""Steps that differ by less are equally fast."""
+_ROUNDING = 1e-6
+
+_DEFAULT_MARGIN: float = inspect.signature(partition).parameters["tolerance"].default
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Case:
     whole: Topology
     options: Mapping[str, Any]
 
+    @property
+    def margin(self) -> float:
+        """By how much a step has to be shorter, as a share, for its plan to be better: what the search tolerates."""
+        return float(self.options.get("tolerance", _DEFAULT_MARGIN))
+
     def plan(self, *, profile: Profile | None = None, topology: Topology | None = None, **changed: Any) -> Plan:
         """The plan, with whatever is given changed.
 
@@ -78,7 +85,7 @@ class Case:
             question = replace(question, topology=topology_text(topology))
         made = setting_of(replace(plan, question=question), self.profile if profile is None else profile)
         evaluation: Evaluation = made.evaluator.evaluate(shape_of(plan.stages))
-        step = made.evaluator.play(evaluation).step_seconds
+        step = made.evaluator.step_seconds(made.evaluator.play(evaluation))
         return Kept(step, evaluation.stages, evaluation.stage_seconds, evaluation.short_bytes == 0)
 
 
@@ -115,12 +122,13 @@ def case_of_plan(plan: Plan, profile: Profile) -> Case:
 
 def same_decisions(a: Plan, b: Plan) -> bool:
     """Whether two plans put the same layers on the same numbers of devices in the same way."""
-    return shape_of(a.stages) == shape_of(b.stages) and a.schedule == b.schedule
+    same_order = (a.schedule, a.warm_up_depth) == (b.schedule, b.warm_up_depth)
+    return same_order and shape_of(a.stages) == shape_of(b.stages)
 
 
-def is_as_good(kept_seconds: float, best_seconds: float) -> bool:
-    """Whether a step is as fast as another, up to rounding."""
-    return kept_seconds <= best_seconds * (1 + _SAME)
+def is_as_good(kept_seconds: float, best_seconds: float, margin: float = _ROUNDING) -> bool:
+    """Whether a step is as fast as another, up to a share of it."""
+    return kept_seconds <= best_seconds * (1 + margin)
 
 
 def _options(plan: Plan, question: Question, profile: Profile, topology: Topology) -> dict[str, Any]:
@@ -128,7 +136,7 @@ def _options(plan: Plan, question: Question, profile: Profile, topology: Topolog
     is_dp = plan.method == "dp"
     return {
         "method": plan.method,
-        "schedule": plan.schedule,
+        "schedule": question.schedule,
         "optimizer": plan.optimizer,
         "batch_size": question.batch_size,
         "memory_limit_bytes": plan.memory_limit_bytes,

@@ -11,12 +11,11 @@ from dpart.partitioner.setting import setting_of
 from dpart.partitioner.simulate import Timeline
 from dpart.profiler.profile import Profile
 from dpart.runtime.errors import UserError
-from dpart.runtime.files import to_json
 
 
 def digest(profile: Profile) -> str:
-    """SHA-256 of a profile's JSON."""
-    return hashlib.sha256(to_json(profile).encode()).hexdigest()
+    """SHA-256 of everything that a profile says."""
+    return hashlib.sha256(repr(profile).encode()).hexdigest()
 
 
 def with_profile(plan: Plan, profile: str) -> Plan:

@@ -2,7 +2,8 @@
 
 Plans with equal replicas come from ``dp.py``, with a proof. Where devices are few, ``uneven.py`` covers every plan,
 and its optimum is the bound. Where levels of links are nested, the proof lets neighbouring stages exchange over the
-fastest link that their sizes allow; candidates are searched under that and under the slowest as well.
+fastest link that their sizes allow; candidates are searched under that and under the slowest as well. Unlike devices
+are searched kind by kind first, each alone, then together.
 """
 
 import time
@@ -21,6 +22,7 @@ from dpart.partitioner.setting import Setting
 
 _FEW_DEVICES = 16
 _MAX_PROPOSED = 5
+_MANY_DEVICES, _MAX_PROPOSED_OF_MANY = 256, 3
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,13 @@ def search(made: Setting, *, time_limit_seconds: float, tolerance: float) -> Cer
     stages = _stage_counts(wanted)
     replicas = sorted(set(wanted.replicas)) if wanted.replicas is not None else None
     usual = baselines(prices, space.num_devices)
-    known = _best_known(usual, evaluator, wanted)
+    known = best_known(usual, evaluator, wanted)
     equal = replicas is None or len(replicas) == 1
 
-    def search_equal(of: Prices) -> dp.Outcome:
+    def search_equal(of: Prices, num_devices: int = space.num_devices) -> dp.Outcome:
         return dp.search(
             of,
-            space.num_devices,
+            num_devices,
             stages=stages,
             replicas=replicas,
             pins=wanted.pins,
@@ -76,9 +78,15 @@ def search(made: Setting, *, time_limit_seconds: float, tolerance: float) -> Cer
             progress=space.progress,
         )
 
+    plans: list[tuple[Shape, float]] = []
+    if equal and len(prices.pools) > 1:
+        for own in prices.pools:
+            space.progress(f"plans on {own.topology.num_devices} x {own.topology.device.name} alone")
+            plans += search_equal(own, own.topology.num_devices).plans if own.degrees else ()
+        known = min(known, best_known((Candidate("", shape) for shape, _ in plans), evaluator, wanted))
     outcome = search_equal(prices) if equal else None
-    plans = list(outcome.plans) if outcome else []
-    if outcome and space.is_nested and not _is_settled(outcome, evaluator):
+    plans += outcome.plans if outcome else ()
+    if outcome and space.is_guessed and not _is_settled(outcome, evaluator):
         plans += search_equal(space.prices(freedom, is_outermost=True)).plans
     bounds, lower = (outcome.bounds, outcome.lower_bound_seconds) if outcome else ((), 0.0)
     notes = ["The time limit stopped the search: the bound is weaker than it could be."] * bool(
@@ -89,20 +97,23 @@ def search(made: Setting, *, time_limit_seconds: float, tolerance: float) -> Cer
         space.progress("plans with different replicas")
         found = _uneven(space, freedom, wanted, plans)
         if found is not None:
-            bounds, lower, covered = (Bound(None, 0.0, None, 0.0, found, "exhausted"),), found, True
+            bounds, lower, covered = (Bound(None, 0.0, None, (), found, "exhausted"),), found, True
+    if len(prices.pools) > 1:
+        # Where stages of several kinds of devices really stand tells more than what a search took them to cost.
+        plans = [(shape, best_known([Candidate("", shape)], evaluator, wanted)) for shape in dict(plans)]
     plans.sort(key=lambda plan: plan[1])
     named = [Candidate(describe(shape), shape) for shape in _distinct(shape for shape, _ in plans)]
     return Certified(
-        candidates=(*usual, *named[:_MAX_PROPOSED]),
+        candidates=(*usual, *named[: _MAX_PROPOSED if space.num_devices <= _MANY_DEVICES else _MAX_PROPOSED_OF_MANY]),
         bounds=tuple(bounds),
         lower_bound_seconds=lower,
-        space=_in_words(prices, wanted, covered=covered),
+        space=in_words(prices, wanted, covered=covered),
         notes=tuple(notes),
     )
 
 
-def _best_known(usual: Iterable[Candidate], evaluator: Evaluator, wanted: Wanted) -> float:
-    """The smallest objective of the baselines that fit and are wanted; a hair more, so that they are found again."""
+def best_known(usual: Iterable[Candidate], evaluator: Evaluator, wanted: Wanted) -> float:
+    """The smallest objective of plans that fit and are wanted; a hair more, so that they are found again."""
     best = np.inf
     for candidate in usual:
         if wanted.allows(candidate.shape) and evaluator.packs(candidate.shape):
@@ -133,7 +144,7 @@ def least_memory(space: Space, freedom: Freedom, wanted: Wanted) -> int:
 
 def _some_plan(space: Space, freedom: Freedom, wanted: Wanted, limit: int) -> bool:
     """Whether any plan fits into this limit."""
-    prices = replace(space, terms=replace(space.terms, memory_limit_bytes=limit)).prices(freedom)
+    prices = replace(space, terms=replace(space.terms, memory_limit_bytes=limit, pool_limits_bytes=())).prices(freedom)
     replicas = sorted(set(wanted.replicas)) if wanted.replicas is not None else None
     stages = {"num_stages": wanted.num_stages, "max_stages": wanted.max_stages}
     if replicas is None:
@@ -144,7 +155,7 @@ def _some_plan(space: Space, freedom: Freedom, wanted: Wanted, limit: int) -> bo
 def _uneven(space: Space, freedom: Freedom, wanted: Wanted, plans: list[tuple[Shape, float]]) -> float | None:
     """Adds the best plan of all to `plans`; the proved least objective, or None where the search was cut short."""
     value: float | None = None
-    for is_outermost in (False, True) if space.is_nested else (False,):
+    for is_outermost in (False, True) if space.is_guessed else (False,):
         known = min((objective for _, objective in plans), default=np.inf) if not is_outermost else np.inf
         found = uneven.search(
             space.prices(freedom, is_outermost=is_outermost),
@@ -171,8 +182,9 @@ def _distinct(shapes: Iterable[Shape]) -> list[Shape]:
     return list(dict.fromkeys(shapes))
 
 
-def _in_words(prices: Prices, wanted: Wanted, *, covered: bool) -> str:
-    cuts, freedom = prices.contraction, prices.freedom
+def in_words(prices: Prices, wanted: Wanted, *, covered: bool) -> str:
+    """The plans that a bound is about."""
+    cuts, freedom = prices.contraction, prices.allowed
     where = f"{cuts.num_cuts} of {cuts.num_places} cuts" if not cuts.complete else f"all {cuts.num_cuts} cuts"
     if cuts.one_order:
         where += " of one order of the layers"
@@ -185,6 +197,8 @@ def _in_words(prices: Prices, wanted: Wanted, *, covered: bool) -> str:
         parts.append("the stages asked for")
     if wanted.pins:
         parts.append("the pins asked for")
+    if len(prices.pools) > 1:
+        parts.append("each stage on one kind of device")
     parts.append(f"tensor-parallel degrees {', '.join(map(str, freedom.degrees))}")
     parts.append("recomputation of any units" if freedom.recompute else "no recomputation")
     sharded = [f"ZeRO-{z}" for z in freedom.shardings if z]

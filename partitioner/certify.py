@@ -14,6 +14,7 @@ import numpy as np
 
 from dpart.partitioner import uneven
 from dpart.partitioner.counted import pinned_stages
+from dpart.partitioner.crossings import chained
 from dpart.partitioner.dp import replica_counts, work_bound
 from dpart.partitioner.evaluate import Evaluator, shape_of
 from dpart.partitioner.options import Floats
@@ -53,11 +54,11 @@ def check(
     assert certificate is not None and question is not None
     say = progress or (lambda text: None)
     evaluation = evaluator.evaluate(shape_of(plan.stages))
-    step = evaluator.play(evaluation).step_seconds
+    step = evaluator.step_seconds(evaluator.play(evaluation))
     checks = [
         _number("step of the plan", plan.step_seconds, step),
         _number("objective of the plan", certificate.objective_seconds, evaluation.objective_seconds),
-        Check("memory", f"at most {plan.memory_limit_bytes} B", f"{evaluation.short_bytes} B too much",
+        Check("memory", f"at most {', '.join(map(str, plan.pool_limits_bytes or (plan.memory_limit_bytes,)))} B", f"{evaluation.short_bytes} B too much",
               evaluation.short_bytes == 0),
     ]  # fmt: skip
     least = min((b.bound_seconds for b in certificate.bounds), default=0.0)
@@ -70,7 +71,8 @@ def check(
     if None in by_count:
         say("all plans")
         return [*checks, _exhausted(by_count[None], prices, num_devices, plan)]
-    wanted = list(question.replicas[:1]) if question.replicas else replica_counts(plan.num_microbatches, num_devices)
+    widest = max(prices.budgets(num_devices))
+    wanted = list(question.replicas[:1]) if question.replicas else replica_counts(plan.num_microbatches, widest)
     missing = [count for count in wanted if count not in by_count]
     checks.append(Check("numbers of replicas covered", f"{len(by_count)}", f"{len(missing)} missing", not missing))
     stages = _stage_counts(plan, prices)
@@ -89,7 +91,7 @@ def _of_count(
         ]
     table = _Plain(prices, count, num_devices, stages, pins)
     checks, reached = [], None
-    for bound in sorted(bounds, key=lambda b: b.floor_seconds):
+    for bound in sorted(bounds, key=lambda b: (b.floor_seconds, b.limit_seconds or np.inf)):
         limit = np.inf if bound.limit_seconds is None else bound.limit_seconds
         value = table.bound(limit, bound.multiplier_seconds) + bound.floor_seconds
         name = f"{count} replicas, bottleneck {bound.floor_seconds:.6g} to {limit:.6g} s"
@@ -99,13 +101,14 @@ def _of_count(
         elif reached is None:
             below = np.nextafter(bound.floor_seconds, 0)
             fewest = table.fewest(below)
-            ok = fewest > num_devices
+            # Of unlike devices every count has to be proved, by prices.
+            ok = fewest > num_devices and (len(prices.pools) == 1 or fewest == np.inf)
             checks.append(Check(f"{count} replicas, bottleneck below", f"more than {num_devices} devices",
                                 f"{fewest:g} devices", ok))  # fmt: skip
         else:
             gap = table.has_between(reached, bound.floor_seconds)
             checks.append(Check(f"{name}: follows on the last", "no bottleneck between", str(gap), not gap))
-        reached = limit
+        reached = limit if reached is None else max(reached, limit)
     if reached != np.inf:
         gap = table.has_between(reached or 0.0, np.inf)
         checks.append(Check(f"{count} replicas: up to the largest bottleneck", "none above", str(gap), not gap))
@@ -145,27 +148,30 @@ def _at_least(what: str, stated: float, found: float) -> Check:
 
 
 class _Plain:
-    """The same minimum by the plainest programme: all pairs of states, from the first state on."""
+    """The same minimum by the plainest programme: all pairs of states, from the first state on, and all of pools."""
 
     def __init__(self, prices: Prices, num_replicas: int, num_devices: int, stages: range, pins: Sequence[Pin]) -> None:
         self._pinned = pinned_stages(prices, pins) if pins else None
         self._prices, self._num_replicas, self._num_devices = prices, num_replicas, num_devices
-        most = min(prices.num_states - 1, num_devices // num_replicas)
+        self._budgets = prices.budgets(num_devices)
+        most = min(prices.num_states - 1, sum(most // num_replicas for most in self._budgets))
         self._counts = [n for n in stages if n <= most]
-        self._priced = [
-            prices.price(degree, sharding, num_replicas, max(self._counts, default=1))
-            for degree in prices.freedom.degrees
-            if degree * num_replicas <= num_devices
-            for sharding in prices.shardings(num_replicas)
-        ]
+        self._priced = prices.ways(num_replicas, max(self._counts, default=1), num_devices)
+        self._chained = np.zeros(0, np.bool_)
+        if len(self._budgets) > 1:
+            member = prices.contraction.member
+            self._chained = chained(prices.profile.graph, member, prices.start, prices.stop)
 
-    def bound(self, limit: float, multiplier: float) -> float:
+    def bound(self, limit: float, multipliers: Sequence[float]) -> float:
         """The least of latency and priced devices, less the price of all the devices there are."""
-        return self._least(limit, multiplier, 1.0) - multiplier * self._num_devices
+        if len(multipliers) != len(self._budgets) or min(multipliers) < 0:
+            return -np.inf
+        paid = sum(price * most for price, most in zip(multipliers, self._budgets, strict=True))
+        return self._least(limit, multipliers, 1.0) - paid
 
     def fewest(self, limit: float) -> float:
         """Devices that a plan within the limit needs."""
-        return self._least(limit, 1.0, 0.0)
+        return self._least(limit, (1.0,) * len(self._budgets), 0.0)
 
     def has_between(self, above: float, below: float) -> bool:
         """Whether a stage can have a busy time strictly between."""
@@ -175,41 +181,55 @@ class _Plain:
                 return True
         return False
 
-    def _least(self, limit: float, device_weight: float, latency_weight: float) -> float:
+    def _least(self, limit: float, device_weights: Sequence[float], latency_weight: float) -> float:
         """Of all counts of stages; where layers are pinned, count by count, as stages are then told apart."""
         if not self._counts:
             return np.inf
-        weights = {n: self._weights(n, limit, device_weight, latency_weight) for n in range(1, max(self._counts) + 1)}
+        weights = {n: self._weights(n, limit, device_weights, latency_weight) for n in range(1, max(self._counts) + 1)}
         if self._pinned is None:
             return self._from_front(weights, self._counts, None)
         return min(self._from_front(weights, [n], n) for n in self._counts)
 
-    def _from_front(self, weights: dict[int, Floats], counts: list[int], num_stages: int | None) -> float:
+    def _from_front(self, weights: "dict[int, _Weights]", counts: list[int], num_stages: int | None) -> float:
         """A plan may begin with any of the counts behind its first stage; then one less with every stage."""
-        prices, ahead = self._prices, None
+        prices, pools = self._prices, range(len(self._budgets))
+        ahead = np.full((len(pools), prices.num_states), np.inf)
         for n in range(max(counts), 0, -1):
-            begin = np.full(prices.num_states, np.inf)
+            into = ahead.copy()
             if n in counts:
-                begin[0] = 0.0
-            into = begin if ahead is None else np.minimum(begin, ahead)
-            weight = np.full((prices.num_states, prices.num_states), np.inf)
-            allowed = weights[n]
-            if num_stages is not None:
-                assert self._pinned is not None
-                stage = num_stages - n
-                allowed = np.where((self._pinned == -1) | (self._pinned == stage), allowed, np.inf)
-            weight[prices.start, prices.stop] = allowed
-            ahead = (into[:, None] + weight).min(axis=0)
-        assert ahead is not None
-        return float(ahead[-1])
+                into[:, 0] = np.minimum(into[:, 0], 0.0)
+            ahead = np.full_like(into, np.inf)
+            for (pool, crossing), allowed in weights[n].items():
+                if num_stages is not None:
+                    assert self._pinned is not None
+                    stage = num_stages - n
+                    allowed = np.where((self._pinned == -1) | (self._pinned == stage), allowed, np.inf)
+                weight = np.full((prices.num_states, prices.num_states), np.inf)
+                weight[prices.start, prices.stop] = allowed
+                before = [q for q in pools if (q != pool) == crossing]
+                found = (into[before].min(axis=0)[:, None] + weight).min(axis=0)
+                ahead[pool] = np.minimum(ahead[pool], found)
+        return float(ahead[:, -1].min())
 
-    def _weights(self, in_flight: int, limit: float, device_weight: float, latency_weight: float) -> Floats:
-        """[E]: the least weight of each segment with so many microbatches in flight."""
-        least = np.full(self._prices.num_signatures, np.inf)
+    def _weights(
+        self, in_flight: int, limit: float, device_weights: Sequence[float], latency_weight: float
+    ) -> "_Weights":
+        """[E] by pool and crossing: the least weight of each segment with so many microbatches in flight."""
+        found: _Weights = {}
         for priced in self._priced:
             latency, busy = priced.latency_seconds[in_flight - 1], priced.busy_seconds[in_flight - 1]
             allowed = np.isfinite(busy) & (busy <= limit)
-            price = device_weight * priced.degree * priced.num_replicas
+            price = device_weights[priced.pool - self._prices.pool] * priced.degree * priced.num_replicas
             weighed = latency_weight * np.where(allowed, latency, 0.0) + price
-            least = np.minimum(least, np.where(allowed, weighed, np.inf))
-        return least[self._prices.signature]
+            own = self._prices.pools[priced.pool - self._prices.pool]
+            weight = np.where(allowed, weighed, np.inf)[own.signature]
+            key = (priced.pool - self._prices.pool, priced.crossing)
+            found[key] = np.minimum(found.get(key, np.inf), weight)
+        for pool, crossing in list(found):
+            if crossing:
+                # What may come from its own pool's stages alone is taken to.
+                found[pool, True] = np.where(self._chained, found[pool, True], found[pool, False])
+        return found
+
+
+_Weights = dict[tuple[int, bool], Floats]

@@ -15,7 +15,7 @@ added.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -26,6 +26,7 @@ from dpart.partitioner.quantities import LayerCosts, Quantities
 from dpart.partitioner.search import Mask, Matrix
 from dpart.partitioner.states import States
 from dpart.partitioner.topology import Device, Level, Topology
+from dpart.runtime.schedule import SCHEDULES, Schedule, one_f_one_b
 
 ScheduleName = Literal["1f1b", "gpipe", "zb-h1", "pipedream", "2bw"]
 Optimizer = Literal["sgd", "adam", "adam-mixed"]
@@ -40,11 +41,12 @@ class Terms:
 
     Attributes:
         num_microbatches: Per step.
-        memory_limit_bytes: Of each device.
+        memory_limit_bytes: Of each device; with several pools, of the first one's.
         parameter_itemsize: Bytes of one number of a parameter.
         reduce_buckets: In so many parts a stage's gradients are all-reduced, each as soon as its share of the last
             backward is done; 1 where nothing of it is hidden.
         context_bytes: What the framework takes on each device, whatever it runs.
+        pool_limits_bytes: Of the devices of each pool, where there are several.
         warm_up_depth: Of 1F1B: microbatches that a warm-up sends ahead for every replica behind; 1 is strict.
     """
 
@@ -56,15 +58,28 @@ class Terms:
     reduce_buckets: int = 1
     context_bytes: int = 0
     warm_up_depth: float = 1.0
+    pool_limits_bytes: tuple[int, ...] = ()
 
     @property
     def is_synchronous(self) -> bool:
         """Whether a step ends with a flush; else weights change while microbatches are on their way."""
         return self.schedule not in ("pipedream", "2bw")
 
+    def schedule_of(self, num_replicas: Sequence[int], num_microbatches: int) -> Schedule:
+        """What the workers follow."""
+        if self.schedule == "1f1b":
+            return one_f_one_b(num_replicas, num_microbatches, depth=self.warm_up_depth)
+        return SCHEDULES[self.schedule](num_replicas, num_microbatches)
+
     def weight_versions(self, in_flight: "int | npt.NDArray[np.int64]") -> "int | npt.NDArray[np.int64]":
         """Copies of its parameters that a stage keeps: PipeDream one for each microbatch in flight, 2BW two."""
         return {"pipedream": in_flight, "2bw": 2}.get(self.schedule, 1)
+
+    def of_pool(self, pool: int) -> "Terms":
+        """The terms on the devices of one pool."""
+        if not self.pool_limits_bytes:
+            return self
+        return replace(self, memory_limit_bytes=self.pool_limits_bytes[pool], pool_limits_bytes=())
 
     def share(self, num_replicas: int) -> float:
         """The part of the microbatches that the busiest replica computes."""
@@ -188,6 +203,7 @@ class StageSeconds:
     Attributes:
         forward_seconds: Of one microbatch on one replica, with the collectives inside.
         backward_seconds: The same for the backward.
+        weight_backward_seconds: The part of it that computes gradients of parameters.
         receive_seconds: Activations in and their gradients out, for one microbatch.
         all_reduce_seconds: Of its gradients, once a step.
         exposed_seconds: What of that is not hidden behind the last backward.
@@ -195,6 +211,7 @@ class StageSeconds:
 
     forward_seconds: Matrix
     backward_seconds: Matrix
+    weight_backward_seconds: Matrix
     receive_seconds: Matrix
     all_reduce_seconds: Matrix
     exposed_seconds: Matrix
@@ -259,6 +276,7 @@ def stage_seconds(
     return StageSeconds(
         forward_seconds=forward,
         backward_seconds=backward,
+        weight_backward_seconds=q.weight_backward_seconds / device.speed,
         receive_seconds=transfer_seconds(q.received_bytes, q.returned_bytes, place.incoming),
         all_reduce_seconds=whole,
         exposed_seconds=np.maximum(whole / n, whole - (1 - 1 / n) * backward),

@@ -8,12 +8,14 @@ answer (PLANNER's "fewest devices for a bottleneck", weighted)::
 
 A plan's cost is its devices and its latency, each with a weight: devices alone tell whether a limit can be met, and
 with a price on devices the same pass gives the dual bound of `dual.py`. The work does not depend on the number of
-devices: a pass looks at each stage within the limit once for every count.
+devices: a pass looks at each stage within the limit once for every count. Unlike devices have a weight each, and i
+and j are nodes that know where the stage before them stands (``crossings.py``).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,12 +48,14 @@ class Path:
         busy_seconds: The largest of its stages.
         latency_seconds: The sum over its stages.
         devices: The sum over its stages.
+        by_pool: The devices of each pool.
     """
 
     stages: tuple[CountedStage, ...]
     busy_seconds: float
     latency_seconds: float
     devices: int
+    by_pool: tuple[int, ...]
 
     @property
     def objective_seconds(self) -> float:
@@ -84,33 +88,36 @@ class Counted:
         self.limit_seconds = limit_seconds
         self.pinned = pinned_stages(prices, pins) if pins else None
         self.prices, self.num_replicas, self.num_devices = prices, num_replicas, num_devices
-        deepest = min(prices.num_states - 1, num_devices // num_replicas)
+        self.budgets, self._edges = prices.budgets(num_devices), prices.edges
+        deepest = min(prices.num_states - 1, sum(most // num_replicas for most in self.budgets))
         self.counts = range(1, deepest + 1) if stages is None else range(stages.start, min(stages.stop, deepest + 1))
         depth = max(self.counts, default=1)
-        count = prices.within(limit_seconds, num_replicas)
-        self.priced = [
-            prices.price(degree, sharding, num_replicas, depth, count)
-            for degree in degrees or prices.freedom.degrees
-            if degree * num_replicas <= num_devices
-            for sharding in prices.shardings(num_replicas)
-        ]
+        self.priced = prices.ways(num_replicas, depth, num_devices, degrees=degrees, limit_seconds=limit_seconds)
+        signature, of_pool = prices.joint
         # Signatures stand in the order of the least that they keep a device busy: within a limit is a prefix.
-        everything = [np.stack([getattr(p, f) for p in self.priced]) for f in ("latency_seconds", "busy_seconds")]
-        least = everything[1][:, 0, :].min(axis=0)
-        self._order = np.argsort(least, kind="stable")
-        self._least_busy = least[self._order]
-        rank = np.full(prices.num_signatures, prices.num_signatures)
-        rank[self._order] = np.arange(len(self._order))
-        self._signature = rank[prices.signature]
-        self._slots = _undominated(self.priced, *(values[:, :, self._order] for values in everything))
+        everything = [_stacked(self.priced, f, of_pool, depth) for f in ("latency_seconds", "busy_seconds")]
+        least = everything[1][:, 0, :].min(axis=0, initial=np.inf)
+        order = np.argsort(least, kind="stable")
+        self._least_busy = least[order]
+        rank = np.full(len(of_pool[0]), len(of_pool[0]))
+        rank[order] = np.arange(len(order))
+        self._signature = rank[signature][self._edges.segment]
+        self._slots = _undominated(self.priced, prices.pool, *(values[:, :, order] for values in everything))
 
     @cached_property
     def busy_values(self) -> Floats:
         """Every value that a plan's bottleneck can have, ascending."""
         return np.unique(np.concatenate([slot.busy[np.isfinite(slot.busy)] for slot in self._slots] or [np.zeros(0)]))
 
-    def solve(self, limit_seconds: float, device_weight: float, latency_weight: float) -> Path | None:
-        """The path of least weight with no stage above the limit; None if there is none."""
+    def solve(
+        self, limit_seconds: float, device_weight: float | Sequence[float], latency_weight: float
+    ) -> Path | None:
+        """The path of least weight with no stage above the limit; None if there is none.
+
+        Args:
+            device_weight: Of a device, or of one of each pool.
+        """
+        of_pool = [device_weight] * len(self.budgets) if isinstance(device_weight, (int, float)) else device_weight
         # What does not fit has infinite busy seconds, which no limit allows.
         limit_seconds = min(limit_seconds, self.limit_seconds, float(np.finfo(np.float64).max))
         within = int(np.searchsorted(self._least_busy, limit_seconds, side="right"))
@@ -118,11 +125,11 @@ class Counted:
             return None
         weights = []
         for slot in self._slots:
-            devices = float(slot.degree * self.num_replicas)
+            devices = of_pool[slot.pool] * (slot.degree * self.num_replicas)
             latency, busy = slot.latency[:, :within], slot.busy[:, :within]
             # What does not fit has finite latency and infinite busy seconds.
-            weights.append(np.where(busy <= limit_seconds, latency_weight * latency + device_weight * devices, np.inf))
-        cheap = np.minimum.reduce(weights)
+            weights.append(np.where(busy <= limit_seconds, latency_weight * latency + devices, np.inf))
+        cheap = self._cheapest(weights, within)
         if self.pinned is None:
             table = _Table(self, cheap, within)
             ends = [(table.least[n][0], n, table) for n in self.counts if n < len(table.least)]
@@ -135,19 +142,36 @@ class Counted:
         if not np.isfinite(value):
             return None
         stages = []
-        for segment, n in table.follow(count):
-            g = int(self._signature[segment])
-            best = min(range(len(weights)), key=lambda v: float(weights[v][n - 1, g]))
-            stages.append((CountedStage(segment, n, int(self._slots[best].priced[n - 1, g])), best, g))
+        for edge, n in table.follow(count):
+            g, way = int(self._signature[edge]), int(self._edges.way[edge])
+            best = min(self._slots_of[way], key=lambda v: float(weights[v][n - 1, g]))
+            segment, slot = int(self._edges.segment[edge]), self._slots[best]
+            stages.append((CountedStage(segment, n, int(slot.priced[n - 1, g])), best, g))
         return self._path(stages)
 
-    def segments(self, within: int) -> npt.NDArray[np.intp]:
-        """Indices of the segments whose signature is one of the first so many."""
+    def edges(self, within: int) -> npt.NDArray[np.intp]:
+        """Indices of the edges whose signature is one of the first so many."""
         return np.flatnonzero(self._signature < within)
 
-    def signatures(self, segments: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Places of segments' signatures in the order of the tables."""
-        return self._signature[segments]
+    def of_edges(self, of_ways: npt.NDArray[Any], chosen: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+        """[N, X] of [W, N, G]: what holds of some edges, by their count from the end."""
+        if len(of_ways) == 1:
+            found: npt.NDArray[Any] = of_ways[0][:, self._signature[chosen]]
+            return found
+        return np.ascontiguousarray(of_ways[self._edges.way[chosen], :, self._signature[chosen]].T)
+
+    @cached_property
+    def _slots_of(self) -> list[list[int]]:
+        """The slots of every way of `Edges`."""
+        ways = 1 if len(self.budgets) == 1 else 2 * len(self.budgets)
+        return [[v for v, slot in enumerate(self._slots) if slot.way == way] for way in range(ways)]
+
+    def _cheapest(self, weights: list[Floats], within: int) -> Floats:
+        """[W, N, G]: the least weight of every way of `Edges`."""
+        if len(self.budgets) == 1:
+            return np.minimum.reduce(weights)[None]
+        none = np.full((len(weights[0]), within), np.inf)
+        return np.stack([np.minimum.reduce([none, *(weights[v] for v in slots)]) for slots in self._slots_of])
 
     def _path(self, found: list[tuple[CountedStage, int, int]]) -> Path:
         where = [(self._slots[slot], (stage.in_flight - 1, g)) for stage, slot, g in found]
@@ -156,35 +180,61 @@ class Counted:
             busy_seconds=max(float(slot.busy[at]) for slot, at in where),
             latency_seconds=sum(float(slot.latency[at]) for slot, at in where),
             devices=sum(slot.degree for slot, _ in where) * self.num_replicas,
+            by_pool=tuple(
+                sum(slot.degree for slot, _ in where if slot.pool == p) * self.num_replicas
+                for p in range(len(self.budgets))
+            ),
         )
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """One tensor-parallel degree with the sharding that is best there: [N, G].
+    """One tensor-parallel degree in one pool, with the sharding that is best there: [N, G].
 
     Attributes:
+        pool: Its place among the pools that are searched.
+        crossing: Whether what the stage receives comes from another pool.
         priced: Which of the ways to run a stage it is.
     """
 
+    pool: int
+    crossing: bool
     degree: int
     latency: Floats
     busy: Floats
     priced: npt.NDArray[np.intp]
 
+    @property
+    def way(self) -> int:
+        """As edges have it."""
+        return 2 * self.pool + self.crossing
 
-def _undominated(priced: list[Priced], latency: Floats, busy: Floats) -> list[_Slot]:
+
+def _stacked(priced: list[Priced], name: str, of_pool: list[npt.NDArray[np.intp]], depth: int) -> Floats:
+    """[V, N, G]: of every way to run a stage; infinite for signatures that were left out."""
+    if len(of_pool) == 1 and priced:
+        return np.stack([getattr(p, name) for p in priced])
+    values = np.full((len(priced), depth, len(of_pool[0])), np.inf)
+    for own, p in zip(values, priced, strict=True):
+        table: Floats = getattr(p, name)
+        known = of_pool[p.pool] < table.shape[1]
+        own[:, known] = table[:, of_pool[p.pool][known]]
+    return values
+
+
+def _undominated(priced: list[Priced], first_pool: int, latency: Floats, busy: Floats) -> list[_Slot]:
     """Ways of one degree take the same devices: where one is no slower in both respects, others are left out."""
     slots = []
-    for degree in dict.fromkeys(p.degree for p in priced):
-        ways = np.array([v for v, p in enumerate(priced) if p.degree == degree])
+    for kind in dict.fromkeys((p.pool, p.crossing, p.degree) for p in priced):
+        ways = np.array([v for v, p in enumerate(priced) if (p.pool, p.crossing, p.degree) == kind])
+        pool, crossing, degree = kind[0] - first_pool, *kind[1:]
         own_latency, own_busy = latency[ways], busy[ways].copy()
         while np.isfinite(own_busy).any():
             best = own_busy.argmin(axis=0)[None]
             least_latency = np.take_along_axis(own_latency, best, axis=0)
             least_busy = np.take_along_axis(own_busy, best, axis=0)
             finite = np.where(np.isfinite(least_busy), least_latency, 0.0)
-            slots.append(_Slot(degree, finite[0], least_busy[0], ways[best[0]]))
+            slots.append(_Slot(pool, crossing, degree, finite[0], least_busy[0], ways[best[0]]))
             own_busy[(own_latency >= least_latency) | ~np.isfinite(own_busy)] = np.inf
     return slots
 
@@ -196,24 +246,24 @@ class _Table:
         """
         Args:
             num_stages: Of the plan, where stages have to be told apart from the front.
-            cheap: [N, G]: of a segment by its count from the end and its signature.
+            cheap: [W, N, G]: of a way by its stage's count from the end and signature.
             within: Signatures beyond have no stage within the limit.
         """
-        prices = engine.prices
+        edges = engine.prices.edges
         # Holding more microbatches never gets cheaper, so what is not to be had for one is not to be had.
-        segments = engine.segments(within)
-        self._segments = segments[np.isfinite(cheap[0])[engine.signatures(segments)]]
-        self._start, self._stop = prices.start[self._segments], prices.stop[self._segments]
-        self._cheap = cheap[:, engine.signatures(self._segments)]
+        chosen = engine.edges(within)
+        self._edges = chosen[engine.of_edges(np.isfinite(cheap[:, :1]), chosen)[0]]
+        self._start, self._stop = edges.start[self._edges], edges.stop[self._edges]
+        self._cheap: Floats = engine.of_edges(cheap, self._edges)
         if num_stages is not None:
             assert engine.pinned is not None
-            self._cheap = only_pinned(self._cheap[:num_stages], engine.pinned[self._segments], num_stages)
+            self._cheap = only_pinned(self._cheap[:num_stages], engine.pinned[edges.segment[self._edges]], num_stages)
         first = np.flatnonzero(np.diff(self._start, prepend=-1))
         begin = self._start[first]
-        self.least: list[Floats] = [np.full(prices.num_states, np.inf)]
+        self.least: list[Floats] = [np.full(edges.num_nodes, np.inf)]
         self.least[0][-1] = 0.0
         for n in range(1, len(self._cheap) + 1):
-            value = np.full(prices.num_states, np.inf)
+            value = np.full(edges.num_nodes, np.inf)
             if len(first):
                 value[begin] = np.minimum.reduceat(self._through(n, slice(None)), first)
             if not np.isfinite(value).any():
@@ -221,12 +271,12 @@ class _Table:
             self.least.append(value)
 
     def follow(self, count: int) -> list[tuple[int, int]]:
-        """(segment, count from the end) of the stages of the best path with so many."""
+        """(edge, count from the end) of the stages of the best path with so many."""
         found, state = [], 0
         for n in range(count, 0, -1):
             here = slice(*np.searchsorted(self._start, [state, state + 1]))
             best = here.start + int(self._through(n, here).argmin())
-            found.append((int(self._segments[best]), n))
+            found.append((int(self._edges[best]), n))
             state = int(self._stop[best])
         return found
 

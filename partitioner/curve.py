@@ -26,12 +26,17 @@ _ALL, _HALVES = 8, 64
 
 
 def device_curve(
-    case: Case, counts: Sequence[int] | None, target_step_seconds: float | None, progress: Callable[[str], None]
+    case: Case,
+    counts: Sequence[int] | None,
+    target_step_seconds: float | None,
+    progress: Callable[[str], None],
+    plan: Plan | None = None,
 ) -> Curve:
     """The curve of a case.
 
     Args:
         counts: Numbers of devices; None for `default_counts`.
+        plan: The one for all devices of the case, if it was made.
 
     Raises:
         UserError: A count is impossible, or no number of devices has a plan that fits.
@@ -42,7 +47,7 @@ def device_curve(
         raise UserError(f"device counts {', '.join(map(str, chosen)) or 'none'}: expected counts from 1 to {most}.")
     if target_step_seconds is not None and not target_step_seconds > 0:
         raise UserError(f"target step time {target_step_seconds:g} s: expected a time above zero.")
-    asked = _Asked(case, progress)
+    asked = _Asked(case, progress, {most: plan} if plan is not None else {})
     for count in chosen:
         asked.at(count)
     if all(asked.fault.get(count) for count in chosen):
@@ -94,7 +99,7 @@ class _Asked:
 
     case: Case
     progress: Callable[[str], None]
-    plan: dict[int, Plan | None] = field(default_factory=dict)
+    plan: dict[int, Plan | None]
     fault: dict[int, str] = field(default_factory=dict)
 
     @property

@@ -240,6 +240,7 @@ _PLAN: tuple[tuple[str, Callable[[Plan], str]], ...] = (
     ("stages", lambda p: str(len(p.stages))),
     ("devices used", lambda p: str(sum(len(s.devices) for s in p.stages))),
     ("schedule", lambda p: p.schedule),
+    ("warm-up depth", lambda p: f"{p.warm_up_depth:g}"),
     ("microbatch size", lambda p: str(p.microbatch_size)),
     ("microbatches", lambda p: str(p.num_microbatches)),
     ("optimizer", lambda p: p.optimizer),

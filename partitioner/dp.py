@@ -64,10 +64,12 @@ def search(
         deadline: A value of ``time.perf_counter()``; past it the bounds are as they are.
     """
     say = progress or (lambda text: None)
-    counts = replica_counts(prices.terms.num_microbatches, num_devices) if replicas is None else list(replicas)
+    widest = max(prices.budgets(num_devices))
+    counts = replica_counts(prices.terms.num_microbatches, widest) if replicas is None else list(replicas)
     bounds: list[Bound] = []
     found: list[tuple[float, Counted, Path]] = []
-    upper, timed_out, multiplier = upper_seconds, False, 0.0
+    upper, timed_out = upper_seconds, False
+    multipliers: tuple[float, ...] = ()
     probed = _probe(prices, num_devices, counts, stages, pins, upper)
     upper = min([upper, *probed.values()])
     rest = sorted((d for d in counts if d not in probed), key=lambda d: work_bound(prices, d, num_devices))
@@ -77,17 +79,21 @@ def search(
         bound = work_bound(prices, count, num_devices)
         timed_out |= time.perf_counter() > deadline
         if bound >= upper or timed_out:
-            bounds.append(Bound(count, 0.0, None, 0.0, bound, "work"))
+            bounds.append(Bound(count, 0.0, None, (), bound, "work"))
             continue
         limit = upper - prices.work.path_seconds
         engine = Counted(prices, count, num_devices, stages=stages, pins=pins, limit_seconds=limit)
         say(f"{count} replicas, best {upper:.4g} s" if np.isfinite(upper) else f"{count} replicas")
-        scanned = scan(engine, upper_seconds=upper, tolerance=tolerance, deadline=deadline, multiplier=multiplier)
-        multiplier = max([multiplier, *(i.multiplier for i in scanned.intervals if np.isfinite(i.multiplier))])
+        scanned = scan(engine, upper_seconds=upper, tolerance=tolerance, deadline=deadline, multipliers=multipliers)
+        multipliers = _hint(scanned, multipliers)
         bounds += _bounds(count, scanned)
         paths = sorted(scanned.paths, key=lambda path: path.objective_seconds)[:_KEPT_PER_COUNT]
         found += [(path.objective_seconds, engine, path) for path in paths]
         upper = min([upper, *(path.objective_seconds for path in paths)])
+    if np.isfinite(upper):
+        # What has no plan at all has none as good as the best.
+        none = [count for count in counts if count not in {b.num_replicas for b in bounds}]
+        bounds += [Bound(count, 0.0, None, (0.0,) * len(prices.pools), upper, "dual") for count in none]
     found.sort(key=lambda item: item[0])
     lower = min((b.bound_seconds for b in bounds), default=np.inf)
     plans = tuple((shape(engine, path), value) for value, engine, path in found[:_KEPT])
@@ -105,8 +111,9 @@ def _probe(
             limit = upper - prices.work.path_seconds
             path = probe(Counted(prices, count, num_devices, stages=stages, pins=pins, limit_seconds=limit))
             if path is not None:
-                found[count] = path.objective_seconds
-                upper = min(upper, path.objective_seconds)
+                # A hair more, so that it is found again.
+                found[count] = path.objective_seconds * (1 + 1e-9)
+                upper = min(upper, found[count])
     return found
 
 
@@ -122,10 +129,11 @@ def work_bound(prices: Prices, num_replicas: int, num_devices: int) -> float:
     """A lower bound of the objective from computation alone.
 
     The stages of one replica each share ``num_devices / num_replicas`` devices, and the busiest does no less than
-    the mean; nor less than the largest layer. A microbatch passes every layer.
+    the mean; nor less than the largest layer. A microbatch passes every layer. Unlike devices count by their speed.
     """
     own, work = prices.terms.own_microbatches(num_replicas), prices.work
-    return (own - 1) * max(work.device_seconds * num_replicas / num_devices, work.largest_seconds) + work.path_seconds
+    mean = work.device_seconds * num_replicas / prices.power(num_devices)
+    return (own - 1) * max(mean, work.largest_seconds) + work.path_seconds
 
 
 def shape(engine: Counted, path: Path) -> Shape:
@@ -135,13 +143,21 @@ def shape(engine: Counted, path: Path) -> Shape:
     )
 
 
+def _hint(scanned: Scan, known: tuple[float, ...]) -> tuple[float, ...]:
+    """Multipliers to begin with for the next number of replicas: the highest; of several pools those that bind."""
+    good = [i for i in scanned.intervals if np.isfinite(i.multipliers).all()]
+    if good and len(good[0].multipliers) > 1:
+        return min(good).multipliers
+    return (max([*known, *(i.multipliers[0] for i in good)]),) if good else known
+
+
 def _bounds(count: int, scanned: Scan) -> list[Bound]:
     return [
         Bound(
             count,
             i.floor_seconds,
             i.limit_seconds if np.isfinite(i.limit_seconds) else None,
-            i.multiplier if np.isfinite(i.multiplier) else 0.0,
+            tuple(m if np.isfinite(m) else 0.0 for m in i.multipliers),
             i.bound_seconds,
             "dual",
         )

@@ -7,7 +7,7 @@ The objective is ``max busy + sum latency`` under at most K devices. Take the pl
     L(limit) = max over multiplier of  min over plans with no stage above limit of
                sum latency + multiplier * (devices - K)
 
-Intervals are laid end to end from the smallest bottleneck that K devices can reach to where the floor alone is above
+Unlike devices have a multiplier each (``multipliers.py``). Intervals are laid end to end from the smallest bottleneck that K devices can reach to where the floor alone is above
 the best plan known. The least of their bounds holds for all plans; every plan met on the way that has no more than
 K devices is a candidate. The interval with the weakest bound is split, until it is as good as the best plan.
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dpart.partitioner.counted import Counted, Path
+from dpart.partitioner.multipliers import best_multipliers, proof_of_too_few
 
 _MAX_ITERATIONS = 40
 _PROBED = 0.05
@@ -31,13 +32,13 @@ class Interval:
 
     Attributes:
         bound_seconds: No such plan has a smaller objective.
-        multiplier: Seconds per device: the price at which the bound was found.
+        multipliers: Seconds per device of each pool: the prices at which the bound was found.
     """
 
     bound_seconds: float
     floor_seconds: float
     limit_seconds: float
-    multiplier: float
+    multipliers: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -62,19 +63,46 @@ class _Search:
     engine: Counted
     upper_seconds: float
     tolerance: float = 0.0
-    hint: float = 0.0
+    hint: tuple[float, ...] = ()
     paths: list[Path] = field(default_factory=list)
+    too_few: tuple[float, ...] = ()
 
     def meet(self, path: Path | None) -> Path | None:
         """Keeps a plan that fits and is better than all so far."""
-        if path is not None and path.devices <= self.engine.num_devices:
+        if path is not None and all(q <= k for q, k in zip(path.by_pool, self.engine.budgets, strict=True)):
             if path.objective_seconds < self.upper_seconds or not self.paths:
                 self.paths.append(path)
             self.upper_seconds = min(self.upper_seconds, path.objective_seconds)
         return path
 
-    def dual(self, limit_seconds: float, wanted_seconds: float) -> tuple[float, float]:
-        """(bound of the latency, multiplier): the best multiplier, or the first one whose bound is all that is wanted.
+    def dual(self, limit_seconds: float, wanted_seconds: float) -> tuple[float, tuple[float, ...]]:
+        """(bound of the latency, multipliers): the best, or the first ones whose bound is all that is wanted."""
+        if len(self.engine.budgets) == 1:
+            bound, multiplier = self._dual(limit_seconds, wanted_seconds, *self.hint)
+            return bound, (multiplier,)
+        bound, multipliers = best_multipliers(
+            lambda weights, latency: self.meet(self.engine.solve(limit_seconds, weights, latency)),
+            self.engine.budgets,
+            self.hint,
+            wanted_seconds=wanted_seconds,
+            tolerance_seconds=self.tolerance / 4 * self.upper_seconds if np.isfinite(self.upper_seconds) else 0.0,
+        )
+        self.hint = multipliers
+        return bound, multipliers
+
+    def proves_too_few(self, limit_seconds: float) -> bool:
+        """Whether the devices are proved too few for a limit; `too_few` then has the weights that prove it."""
+        if len(self.engine.budgets) == 1:
+            few = self.meet(self.engine.solve(limit_seconds, 1.0, 0.0))
+            return few is None or few.devices > self.engine.num_devices
+        found = proof_of_too_few(
+            lambda weights, latency: self.meet(self.engine.solve(limit_seconds, weights, latency)), self.engine.budgets
+        )
+        self.too_few = found or self.too_few
+        return found is not None
+
+    def _dual(self, limit_seconds: float, wanted_seconds: float, hint: float = 0.0) -> tuple[float, float]:
+        """The same where all devices are alike.
 
         Two plans, one of too many devices and one of few enough, are two lines over the multiplier; the search is
         solved where they cross, which finds a plan below the crossing or proves that the bound is there. It starts at
@@ -83,11 +111,11 @@ class _Search:
         k, engine = self.engine.num_devices, self.engine
         best, at = -np.inf, 0.0
         fast = few = None
-        if self.hint > 0:
-            found = self.meet(engine.solve(limit_seconds, self.hint, 1.0))
+        if hint > 0:
+            found = self.meet(engine.solve(limit_seconds, hint, 1.0))
             if found is None:
                 return np.inf, 0.0
-            best, at = found.latency_seconds + self.hint * (found.devices - k), self.hint
+            best, at = found.latency_seconds + hint * (found.devices - k), hint
             if best >= wanted_seconds:
                 return best, at
             fast, few = (found, None) if found.devices > k else (None, found)
@@ -115,7 +143,7 @@ class _Search:
                 fast = found
             else:
                 few = found
-        self.hint = at
+        self.hint = (at,)
         return best, at
 
 
@@ -125,7 +153,7 @@ def scan(
     upper_seconds: float = np.inf,
     tolerance: float = 1e-4,
     deadline: float = np.inf,
-    multiplier: float = 0.0,
+    multipliers: tuple[float, ...] = (),
 ) -> Scan:
     """Bounds all plans of an engine, and finds good ones.
 
@@ -133,19 +161,21 @@ def scan(
         upper_seconds: An objective that some plan is known to reach.
         tolerance: Relative distance of the bound from the best plan that is close enough.
         deadline: A value of ``time.perf_counter()`` past which intervals are no longer split.
-        multiplier: To begin with: what was good for another number of replicas; 0 for none.
+        multipliers: To begin with: what was good for another number of replicas; empty for none.
     """
-    search = _Search(engine, upper_seconds, tolerance, multiplier)
+    search = _Search(engine, upper_seconds, tolerance, multipliers)
+    free = (0.0,) * len(engine.budgets)
     # Beyond the engine's limit there are only plans that are no better, for whatever a microbatch's way takes.
-    beyond = [Interval(upper_seconds, engine.limit_seconds, np.inf, 0.0)] if np.isfinite(engine.limit_seconds) else []
+    beyond = [Interval(upper_seconds, engine.limit_seconds, np.inf, free)] if np.isfinite(engine.limit_seconds) else []
     fastest = search.meet(engine.solve(np.inf, 0.0, 1.0))
     if fastest is None:
-        return Scan((), tuple(beyond), upper_seconds if beyond else np.inf)
+        nothing = [Interval(upper_seconds, 0.0, engine.limit_seconds, free)] * (len(free) > 1 and bool(beyond))
+        return Scan((), (*nothing, *beyond), upper_seconds if beyond else np.inf)
     least_latency = fastest.latency_seconds
     left = search.upper_seconds - least_latency
-    if _too_few(search, left):
+    if search.proves_too_few(left):
         # Nothing as good as what is known can be had: a plan needs a larger bottleneck than is left for one.
-        intervals = [Interval(left + least_latency, left, engine.limit_seconds, 0.0), *beyond]
+        intervals = [Interval(left + least_latency, left, engine.limit_seconds, free), *beyond]
     else:
         values = engine.busy_values
         low = _smallest_limit(search, values, left)
@@ -154,22 +184,38 @@ def scan(
         intervals = [_interval(search, float(values[low]), limit), *beyond]
         if top + 1 < len(values):
             floor = float(values[top])
-            intervals.append(Interval(floor + least_latency, floor, engine.limit_seconds, 0.0))
+            intervals.append(Interval(floor + least_latency, floor, engine.limit_seconds, free))
         intervals = _refine(search, intervals, tolerance, deadline)
     # An unbounded part has no plan at all: too few devices for its limit, and so for any smaller one.
     intervals = sorted((i for i in intervals if np.isfinite(i.bound_seconds)), key=lambda i: i.floor_seconds)
+    if len(free) > 1 and intervals and intervals[0].floor_seconds > 0:
+        intervals.insert(0, _none_below(search, intervals[0].floor_seconds, least_latency))
     bound = min((i.bound_seconds for i in intervals), default=np.inf)
     return Scan(tuple(search.paths), tuple(intervals), bound)
 
 
 def _interval(search: _Search, floor: float, limit: float) -> Interval:
-    latency, multiplier = search.dual(limit, search.upper_seconds * (1 - search.tolerance) - floor)
-    return Interval(floor + latency, floor, limit, multiplier)
+    latency, multipliers = search.dual(limit, search.upper_seconds * (1 - search.tolerance) - floor)
+    return Interval(floor + latency, floor, limit, multipliers)
 
 
-def _too_few(search: _Search, limit: float) -> bool:
-    few = search.meet(search.engine.solve(limit, 1.0, 0.0))
-    return few is None or few.devices > search.engine.num_devices
+def _none_below(search: _Search, floor: float, latency: float) -> Interval:
+    """Below what is proved too little for unlike devices: prices so high that no plan is as good as what is known.
+
+    Args:
+        latency: Of some plan.
+    """
+    limit, engine = float(np.nextafter(floor, 0.0)), search.engine
+    enough = search.upper_seconds if np.isfinite(search.upper_seconds) else 1e3 * (floor + latency)
+    weights = np.array(search.too_few or (0.0,) * len(engine.budgets))
+    few = engine.solve(limit, weights.tolist(), 0.0)
+    if few is None:
+        return Interval(enough, 0.0, limit, tuple(weights.tolist()))
+    prices = weights * (enough / float(weights @ (np.array(few.by_pool) - engine.budgets)))
+    found = engine.solve(limit, prices.tolist(), 1.0)
+    assert found is not None, "there is a plan at other prices"
+    bound = found.latency_seconds + float(prices @ (np.array(found.by_pool) - engine.budgets))
+    return Interval(bound, 0.0, limit, tuple(prices.tolist()))
 
 
 def _smallest_limit(search: _Search, values: np.ndarray, left: float) -> int:
@@ -178,7 +224,7 @@ def _smallest_limit(search: _Search, values: np.ndarray, left: float) -> int:
     while low < high and values[high] > values[low] * (1 + _PROBED):
         between = math.sqrt(values[low] * values[high]) if values[low] > 0 else values[high] / 2
         middle = min(max(int(np.searchsorted(values, between)), low), high - 1)
-        if _too_few(search, values[middle]):
+        if search.proves_too_few(values[middle]):
             low = middle + 1
         else:
             high = middle
@@ -215,12 +261,12 @@ def _refine(search: _Search, intervals: list[Interval], tolerance: float, deadli
 def probe(engine: Counted) -> Path | None:
     """A plan with the smallest bottleneck that the devices allow: quickly found, and often among the best."""
     search = _Search(engine, np.inf)
-    if _too_few(search, np.inf):
+    if search.proves_too_few(np.inf) or not search.paths:
         return None
     low, high = 0.0, search.paths[-1].busy_seconds
     while high - low > _PROBED * high:
         middle = (low + high) / 2
-        if _too_few(search, middle):
+        if search.proves_too_few(middle):
             low = middle
         else:
             high = middle

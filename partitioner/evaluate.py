@@ -31,7 +31,7 @@ from dpart.partitioner.search import Matrix
 from dpart.partitioner.simulate import Flow, Link, StageTime, Timeline, simulate
 from dpart.partitioner.topology import Level, Topology
 from dpart.profiler.profile import Profile, SplitCost
-from dpart.runtime.schedule import SCHEDULES, Replica, Schedule
+from dpart.runtime.schedule import Replica, Schedule
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class StageShape:
 
     Attributes:
         recompute: Sets of layers, each of which keeps only what enters it.
+        pool: The kind of devices it stands on: their number among the topology's pools.
     """
 
     layers: tuple[str, ...]
@@ -47,6 +48,7 @@ class StageShape:
     degree: int = 1
     sharding: int = 0
     recompute: tuple[tuple[str, ...], ...] = ()
+    pool: int = 0
 
     @property
     def num_devices(self) -> int:
@@ -60,7 +62,7 @@ Shape = tuple[StageShape, ...]
 def shape_of(stages: Sequence[Stage]) -> Shape:
     """What was decided of a plan's stages, without what it comes to."""
     return tuple(
-        StageShape(s.layers, s.num_replicas, s.tensor_parallel_degree, s.optimizer_sharding, s.recompute)
+        StageShape(s.layers, s.num_replicas, s.tensor_parallel_degree, s.optimizer_sharding, s.recompute, s.pool)
         for s in stages
     )
 
@@ -73,7 +75,7 @@ class Evaluation:
         stage_seconds: Of each stage per microbatch; the largest is the bottleneck.
         objective_seconds: What the default search minimises.
         short_bytes: By how much the fullest device exceeds its memory; 0 where all fit.
-        busy_seconds: The most a device computes in a step: no schedule is faster.
+        busy_seconds: The most a device is busy in a step, at least: no schedule is faster.
     """
 
     stages: tuple[Stage, ...]
@@ -119,14 +121,15 @@ class Evaluator:
         self.profile, self.topology, self.terms = profile, topology, terms
         self.last_microbatch = last_microbatch
         self._chains = chains(profile.graph)
+        self._pools = [topology.alone(p) for p in range(len(topology.pools))]
 
     def schedule(self, shape: Shape) -> Schedule:
         """The schedule that the plan's workers follow."""
-        return SCHEDULES[self.terms.schedule]([stage.num_replicas for stage in shape], self.terms.num_microbatches)
+        return self.terms.schedule_of([stage.num_replicas for stage in shape], self.terms.num_microbatches)
 
     def packs(self, shape: Shape) -> bool:
         """Whether the devices have room for the tensor-parallel groups of all stages."""
-        return give_out([(stage.num_replicas, stage.degree) for stage in shape], self.topology) is not None
+        return self._devices(shape) is not None
 
     def evaluate(self, shape: Shape) -> Evaluation:
         """Everything but the time of the step.
@@ -135,7 +138,7 @@ class Evaluator:
             shape: Covers every layer exactly once, stages in an order in which they can run.
         """
         check_coverage(self.profile.graph, shape)
-        devices = give_out([(stage.num_replicas, stage.degree) for stage in shape], self.topology)
+        devices = self._devices(shape)
         if devices is None:
             raise ValueError("The tensor-parallel groups of these stages do not pack into the hosts.")
         in_flight = self._in_flight(shape)
@@ -152,6 +155,7 @@ class Evaluator:
                 devices=devices[s],
                 forward_seconds=float(seconds.forward_seconds[0]),
                 backward_seconds=float(seconds.backward_seconds[0]),
+                weight_backward_seconds=float(seconds.weight_backward_seconds[0]),
                 receive_seconds=self._receive_seconds(s, flows, devices),
                 all_reduce_seconds=float(seconds.all_reduce_seconds[0]),
                 in_flight=in_flight[s],
@@ -160,6 +164,7 @@ class Evaluator:
                 splits=self._splits(stage),
                 recompute=stage.recompute,
                 optimizer_sharding=stage.sharding,
+                pool=stage.pool,
             )
             for s, (stage, (seconds, parts)) in enumerate(zip(shape, costs, strict=True))
         )
@@ -167,13 +172,14 @@ class Evaluator:
             float(seconds.busy_seconds(self.terms, stage.num_replicas)[0])
             for stage, (seconds, _) in zip(shape, costs, strict=True)
         ]
-        fullest = max(stage.memory.total_bytes for stage in stages)
+        limits = [self.terms.of_pool(stage.pool).memory_limit_bytes for stage in stages]
+        short = max(stage.memory.total_bytes - limit for stage, limit in zip(stages, limits, strict=True))
         return Evaluation(
             stages=stages,
             flows=flows,
             stage_seconds=tuple(self._stage_seconds(s, stages, flows) for s in range(len(shape))),
             objective_seconds=max(busy) + sum(float(seconds.path_seconds(self.terms)[0]) for seconds, _ in costs),
-            short_bytes=max(0, fullest - self.terms.memory_limit_bytes),
+            short_bytes=max(0, short),
             busy_seconds=max(self._busy_seconds(stage) for stage in stages),
         )
 
@@ -187,7 +193,7 @@ class Evaluator:
         if len(set(replicas)) == 1:
             last = last if (m - 1) % replicas[0] == 0 else 1.0
             m, replicas = self.terms.own_microbatches(replicas[0]), (1,) * len(replicas)
-        schedule = SCHEDULES[self.terms.schedule](replicas, m)
+        schedule = self.terms.schedule_of(replicas, m)
 
         @cache
         def between(source: int, target: int) -> Link:
@@ -197,10 +203,20 @@ class Evaluator:
         def link(source: Replica, target: Replica) -> Link:
             return between(*(_first_device(evaluation.stages[r.stage], r.index) for r in (source, target)))
 
-        times = [StageTime(s.forward_seconds, s.backward_seconds, s.all_reduce_seconds) for s in evaluation.stages]
+        times = [
+            StageTime(s.forward_seconds, s.backward_seconds, s.all_reduce_seconds, s.weight_backward_seconds)
+            for s in evaluation.stages
+        ]
         return simulate(
             schedule, times, evaluation.flows, link, last_microbatch=last, num_buckets=self.terms.reduce_buckets
         )
+
+    def step_seconds(self, timeline: Timeline) -> float:
+        """Of a played step; without a flush, of as many microbatches once the pipeline is full."""
+        if self.terms.is_synchronous:
+            return timeline.step_seconds
+        last = max(action.microbatch for row in timeline.schedule.rows.values() for action in row)
+        return (last + 1) * timeline.period_seconds
 
     def _stage(
         self, stage: StageShape, quantities: Quantities, place: Place, in_flight: int
@@ -209,11 +225,11 @@ class Evaluator:
         seconds = stage_seconds(
             quantities,
             self.terms,
-            self.topology.ring_levels,
+            self._pools[stage.pool].levels,
             place,
             num_replicas=stage.num_replicas,
             sharding=stage.sharding,
-            device=self.topology.device,
+            device=self._pools[stage.pool].device,
             again_seconds=again.seconds,
         )
         parts = memory(
@@ -240,30 +256,37 @@ class Evaluator:
             entering = (graph.value[value] for value in read)
             kept = sum(v.size_bytes for v in entering if v.producer is not None and v.producer not in inside)
             stash = float(sum(cost.stash_bytes for cost in costs))
-            seconds += self._forward_seconds(costs, place)
+            seconds += self._forward_seconds(costs, place, self._pools[stage.pool])
             saved += max(stash - kept, 0.0)
             room = max(room, stash)
         return _Again(seconds, saved, room)
 
-    def _forward_seconds(self, costs: Sequence[SplitCost], place: Place) -> float:
+    def _forward_seconds(self, costs: Sequence[SplitCost], place: Place, pool: Topology) -> float:
         columns = (np.array([float(getattr(c, f.name)) for c in costs]) for f in fields(LayerCosts))
-        levels, device = self.topology.ring_levels, self.topology.device
-        return float(forward_seconds(LayerCosts(*columns), levels, place, device).sum())
+        return float(forward_seconds(LayerCosts(*columns), pool.levels, place, pool.device).sum())
+
+    def _devices(self, shape: Shape) -> tuple[tuple[int, ...], ...] | None:
+        sizes = [(stage.num_replicas, stage.degree) for stage in shape]
+        return give_out(sizes, self.topology, [stage.pool for stage in shape])
 
     def _in_flight(self, shape: Shape) -> list[int]:
         replicas = [stage.num_replicas for stage in shape]
+        if self.terms.schedule == "zb-h1":
+            schedule = self.schedule(shape)
+            return [schedule.peak_in_flight(Replica(s, 0)) for s in range(len(shape))]
         return [self.terms.in_flight(r, sum(replicas[s + 1 :])) for s, r in enumerate(replicas)]
 
     def _place(self, s: int, shape: Shape, flows: Sequence[Flow], devices: Sequence[tuple[int, ...]]) -> Place:
         """Where a stage stands: what it receives comes over the slowest link to one of its sources."""
-        degree = shape[s].degree
+        degree, pool = shape[s].degree, self._pools[shape[s].pool]
+        own = [device - self.topology.ranges[shape[s].pool].start for device in devices[s]]
         sources = [f.source for f in flows if f.target == s and (f.forward_bytes or f.backward_bytes)]
         ends = [d for stage in (s, *sources) for d in (min(devices[stage]), max(devices[stage]))]
         return Place(
             incoming=self.topology.level_of(ends),
-            tensor_rings=self.topology.ring_sizes(devices[s][:degree]),
-            replica_rings=self.topology.ring_sizes(devices[s][::degree]),
-            sharing=sharing(self.topology, degree),
+            tensor_rings=pool.ring_sizes(own[:degree]),
+            replica_rings=pool.ring_sizes(own[::degree]),
+            sharing=sharing(pool, degree),
         )
 
     def _splits(self, stage: StageShape) -> tuple[LayerSplit, ...]:
@@ -326,7 +349,8 @@ class Evaluator:
         compute = stage.forward_seconds + stage.backward_seconds
         m, r = self.terms.num_microbatches, stage.num_replicas
         last = self.last_microbatch if (m - 1) % r == 0 else 1.0
-        return (math.ceil(m / r) - 1 + last) * compute + stage.all_reduce_seconds
+        exposed = stage.all_reduce_seconds if self.terms.is_synchronous and self.terms.reduce_buckets == 1 else 0.0
+        return (math.ceil(m / r) - 1 + last) * compute + exposed
 
 
 def check_coverage(graph: ModelGraph, shape: Shape) -> None:

@@ -14,7 +14,7 @@ Less of everything is never worse for the stages to come, so a state keeps only 
 exact, and the work does not grow with the number of devices but with the ways to trade one quantity for another.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -139,6 +139,7 @@ class LabelSearch:
         num_stages: int | None = None,
         max_stages: int | None = None,
         max_labels: int = DEFAULT_MAX_LABELS,
+        budgets: Sequence[int] = (),
     ) -> Exact:
         """The path of least ``largest busy + sum of latency`` with at most `max_devices`.
 
@@ -152,7 +153,9 @@ class LabelSearch:
             num_stages: Exactly so many.
             max_stages: At most so many.
             max_labels: Per state. Past it the most promising ones stay, and the answer is no proof.
+            budgets: Devices of each kind at most, where options take unlike ones.
         """
+        kinds = range(max(1, len(budgets)))
         limits = Limits(max_devices, max_replicas, max_stages if num_stages is None else num_stages)
         options = self._all
         if not len(options.start):
@@ -160,7 +163,7 @@ class LabelSearch:
         bottleneck = float(options.before(options.busy_seconds, largest=True)[-1])
         floor = max(least_busy_seconds, bottleneck)
         options = replace(options, value=np.maximum(options.busy_seconds, floor))
-        options = options.trimmed(options.value, options.devices, options.latency_seconds)
+        options = options.trimmed(options.value, *map(options.devices_of, kinds), options.latency_seconds)
         options = _within(options, limits)
         prices = sorted({0.0, device_price})
         for price in prices:
@@ -170,19 +173,20 @@ class LabelSearch:
         rest = [options.before(options.latency_seconds + price * options.devices) for price in prices]
 
         def promise(state: int, columns: list[Column]) -> Floats:
-            devices, busy, latency = columns[-3:]
+            busy, latency = columns[-2:]
+            devices = np.sum(columns[-2 - len(kinds) : -2], axis=0)
             bounds = [r[state] + p * (devices - max_devices) for p, r in zip(prices, rest, strict=True)]
             return np.asarray(busy + latency + np.maximum.reduce(bounds), np.float64)
 
         quantities = [
-            Quantity(options.devices),
+            *(Quantity(options.devices_of(kind)) for kind in kinds),
             Quantity(options.value, largest=True),
             Quantity(options.latency_seconds),
         ]
         counted = limits.stages is not None
         if counted:
             quantities.insert(0, Quantity(np.ones(len(options.start), np.int64)))
-        fits = _allowed(options, limits, device_column=1 if counted else 0)
+        fits = _allowed(options, limits, 1 if counted else 0, budgets)
 
         def allowed(state: int, columns: list[Column]) -> npt.NDArray[np.bool_]:
             assert fits is not None
@@ -230,10 +234,19 @@ def _within(options: SortedOptions, limits: Limits) -> SortedOptions:
     return replace(options, at_most=at_most).only(at_most > options.above)
 
 
-def _allowed(options: SortedOptions, limits: Limits, device_column: int) -> Allowed | None:
-    """Whether what stands before a state can still be put in front of a label."""
-    bounds = []
-    if limits.devices is not None:
+def _allowed(
+    options: SortedOptions, limits: Limits, device_column: int, budgets: Sequence[int] = ()
+) -> Allowed | None:
+    """Whether what stands before a state can still be put in front of a label.
+
+    Args:
+        device_column: The first quantity that is devices.
+        budgets: Of each kind of devices, which have a quantity each.
+    """
+    bounds = [
+        (device_column + kind, most - options.before(options.devices_of(kind))) for kind, most in enumerate(budgets)
+    ]
+    if limits.devices is not None and not budgets:
         bounds.append((device_column, limits.devices - options.before(options.devices)))
     if limits.stages is not None:
         bounds.append((0, limits.stages - options.before(np.ones(len(options.start)))))

@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterable
 from dpart.partitioner.candidates import Space, Wanted
 from dpart.partitioner.plan import Alternative
 from dpart.partitioner.ranking import Entry, Ranked
+from dpart.partitioner.topology import Device
 from dpart.partitioner.units import format_bytes, format_seconds
+from dpart.partitioner.unlike import known_kind
+from dpart.profiler.profile import Machine
 
 _FREE = 1e-3
 """Communication below this share of the bottleneck is called free."""
@@ -68,7 +71,7 @@ def _why_lost(entry: Entry, winner: Entry) -> str:
 
 
 def _on_measurement(space: Space) -> str:
-    machine, device = space.profile.machine, space.topology.device
+    machine = space.profile.machine
     if space.topology.note:
         if machine.device == "cpu" and machine.threads > 1:
             return (
@@ -76,9 +79,22 @@ def _on_measurement(space: Space) -> str:
                 "one thread to predict a step."
             )
         return ""
-    if machine.device.lower() not in device.name.lower() and device.name.lower() not in machine.device.lower():
-        return f"Layers were measured on {machine.device}, and their times are taken as they are for {device.name}."
+    # A speed that is told says how the times are taken.
+    others = [p.device.name for p in space.topology.pools if p.device.speed == 1 and not _is_of(machine, p.device)]
+    if others:
+        names = ", ".join(dict.fromkeys(others))
+        made = "estimated for" if machine.estimated else "measured on"
+        return f"Layers were {made} {machine.device}, and their times are taken as they are for {names}."
     return ""
+
+
+def _is_of(machine: Machine, device: Device) -> bool:
+    """Whether a profile's machine has devices of this kind: by the catalogue, or by their names."""
+    kinds = [known_kind(name) for name in (machine.device, device.name)]
+    if None not in kinds:
+        return kinds[0] == kinds[1]
+    here, there = machine.device.lower(), device.name.lower()
+    return here in there or there in here
 
 
 def _on_states(space: Space) -> str:

@@ -41,6 +41,7 @@ class Options:
         busy_seconds: What the bottleneck is the largest of.
         latency_seconds: What adds up over the stages.
         variant: For whoever made the options: what else is decided, besides the stage and its replicas.
+        pool: Which kind of devices it takes; None where they are all alike.
     """
 
     num_states: int
@@ -52,6 +53,7 @@ class Options:
     busy_seconds: Floats
     latency_seconds: Floats
     variant: Integers
+    pool: Integers | None = None
 
     def take(self, chosen: npt.NDArray[np.bool_] | Integers) -> "Options":
         """Some of them: a mask, or indices."""
@@ -65,6 +67,7 @@ class Options:
             self.busy_seconds[chosen],
             self.latency_seconds[chosen],
             self.variant[chosen],
+            None if self.pool is None else self.pool[chosen],
         )
 
 

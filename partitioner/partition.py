@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from dpart.partitioner import certified
+from dpart.partitioner import by_ilp, certified
 from dpart.partitioner.candidates import (
     Space,
     Wanted,
@@ -23,18 +23,26 @@ from dpart.partitioner.candidates import (
 from dpart.partitioner.certificates import digest
 from dpart.partitioner.certified import Certified
 from dpart.partitioner.cost import OPTIMIZERS, Optimizer, ScheduleName, Terms
+from dpart.partitioner.ilp_options import SolverError
 from dpart.partitioner.notes import alternatives, notes
 from dpart.partitioner.plan import Pin, Plan, Question
 from dpart.partitioner.prices import Freedom
-from dpart.partitioner.quantities import degrees
 from dpart.partitioner.ranking import Ranked, rank
 from dpart.partitioner.runnable import not_runnable
 from dpart.partitioner.setting import Setting, parameter_itemsize, setting
 from dpart.partitioner.topology import Topology, local_topology, topology_text
 from dpart.partitioner.units import format_bytes
+from dpart.partitioner.unlike import allowed_degrees, memory_limits, refuse_unlike, with_speeds
+from dpart.partitioner.warm_ups import best_schedule
 from dpart.profiler.profile import Profile
 from dpart.runtime.errors import UserError
 from dpart.runtime.schedule import EXECUTABLE_SCHEDULES
+
+_SCHEDULES = {
+    "dp": ("1f1b", "gpipe", "zb-h1", "pipedream", "2bw", "auto"),
+    "pipedream": EXECUTABLE_SCHEDULES,
+    "ilp": ("1f1b", "gpipe", "zb-h1", "pipedream", "2bw", "auto"),
+}
 
 _CONTEXT_BYTES = 512 * 2**20
 """What a process has on a GPU before it has allocated anything."""
@@ -54,10 +62,10 @@ def partition(
     topology: Topology | None = None,
     *,
     method: Literal["dp", "pipedream", "ilp"] = "dp",
-    schedule: ScheduleName = "1f1b",
+    schedule: ScheduleName | Literal["auto"] = "1f1b",
     optimizer: Optimizer = "adam",
     batch_size: int | None = None,
-    memory_limit_bytes: int | None = None,
+    memory_limit_bytes: int | Sequence[int] | None = None,
     memory_headroom: float = DEFAULT_MEMORY_HEADROOM,
     num_devices: int | None = None,
     num_stages: int | None = None,
@@ -78,7 +86,8 @@ def partition(
     Args:
         topology: None for the machine the profile was measured on.
         batch_size: Rows per step; None for the profile's.
-        memory_limit_bytes: What a plan may use of each device; None for its memory less the headroom.
+        memory_limit_bytes: What a plan may use of each device, or of each of every pool of unlike ones; None for its
+            memory less the headroom.
         memory_headroom: Share of each device's memory that is left free.
         num_devices: Use at most the first so many devices of the topology.
         num_stages: Exactly so many stages.
@@ -100,18 +109,14 @@ def partition(
     """
     _check_choices(
         ("method", method, ("dp", "pipedream", "ilp")),
-        ("schedule", schedule, EXECUTABLE_SCHEDULES),
+        ("schedule", schedule, _SCHEDULES.get(method, _SCHEDULES["dp"])),
         ("optimizer", optimizer, OPTIMIZERS),
     )
     topology = local_topology(profile.machine) if topology is None else topology
     if num_devices is not None:
         topology = topology.first(num_devices)
-    if memory_limit_bytes is None:
-        if not 0 <= memory_headroom < 1:
-            raise UserError(f"memory headroom {memory_headroom}: expected a share from 0 up to 1, such as 0.1.")
-        memory_limit_bytes = int(topology.least_memory_bytes * (1 - memory_headroom))
-    if memory_limit_bytes < 1:
-        raise UserError(f"memory limit {memory_limit_bytes} bytes: expected at least 1.")
+    limits = memory_limits(topology, memory_limit_bytes, memory_headroom)
+    topology, on_speeds = with_speeds(topology, profile)
     batch_size = profile.batch_size if batch_size is None else batch_size
     if batch_size < 1:
         raise UserError(f"batch size {batch_size}: expected at least 1.")
@@ -120,10 +125,11 @@ def partition(
         profile="",
         profile_digest=digest(profile),
         topology=topology_text(topology),
+        schedule=schedule,
         batch_size=batch_size,
-        degrees=_degrees(profile, topology, tensor_parallel),
-        shardings=_shardings(sharding) if method == "dp" else (0,),
-        recompute=recompute and method == "dp",
+        degrees=allowed_degrees(profile, topology, tensor_parallel),
+        shardings=(0,) if method == "pipedream" else _shardings(sharding, schedule),
+        recompute=recompute and method != "pipedream",
         num_stages=num_stages,
         max_stages=max_stages,
         replicas=None if replicas is None else tuple(replicas),
@@ -138,40 +144,65 @@ def partition(
         profile,
         topology,
         question,
-        schedule=schedule,
         optimizer=optimizer,
-        memory_limit_bytes=memory_limit_bytes,
+        memory_limit_bytes=limits[0],
+        pool_limits_bytes=limits if len(limits) > 1 else (),
         progress=progress,
     )
     _check_wanted(made.wanted, topology, made.space.terms, len(profile.graph.layers))
-    if method == "dp" and _has_equal(made.wanted):
-        plan = _certified(made, time_limit_seconds, tolerance)
+    if method == "ilp" or (method == "dp" and _has_equal(made.wanted)):
+        plan = _certified(made, method, schedule, time_limit_seconds, tolerance)
     else:
-        plan = _bottleneck(made, method, time_limit_seconds)
+        plan = _bottleneck(made, time_limit_seconds)
     missing = not_runnable(plan)
     note = f"The runtime does not execute {', nor '.join(missing)} yet: this plan cannot be emitted."
-    return replace(plan, question=question, notes=(*plan.notes, note) if missing else plan.notes)
+    said = [on_speeds] * bool(on_speeds) + [note] * bool(missing)
+    return replace(plan, question=question, notes=(*plan.notes, *said))
 
 
-def _certified(made: Setting, time_limit_seconds: float, tolerance: float) -> Plan:
-    """By the default search. With few devices the plans of smallest bottleneck are candidates, too."""
+def _certified(
+    made: Setting,
+    method: Literal["dp", "pipedream", "ilp"],
+    schedule: str,
+    time_limit_seconds: float,
+    tolerance: float,
+) -> Plan:
+    """By the searches over the whole space. With few devices the plans of smallest bottleneck are candidates, too."""
     space, wanted = made.space, made.wanted
-    found = certified.search(made, time_limit_seconds=time_limit_seconds, tolerance=tolerance)
-    small = _is_small(space) and not wanted.pins and not space.together
+    found, why = None, ""
+    if method == "ilp":
+        try:
+            found = by_ilp.search(made, time_limit_seconds=time_limit_seconds, gap=tolerance)
+        except SolverError as error:
+            method, why = "dp", f"The integer programme gave no plan ({error}); the default search was used instead."
+    if found is None:
+        if not _has_equal(wanted):
+            raise UserError(f"Replicas that differ are for the methods ilp and pipedream. {why}")
+        found = certified.search(made, time_limit_seconds=time_limit_seconds, tolerance=tolerance)
+        found = replace(found, notes=(*found.notes, *([why] if why else [])))
+    small = _is_small(space) and not wanted.pins and not space.together and not space.topology.others
     extra = search(space, wanted, "pipedream", time_limit_seconds).candidates if small else ()
     space.progress("playing the steps of the candidates")
     ranked = rank(made.evaluator, [*found.candidates, *extra], wanted)
     if ranked.winner is None:
         raise NoPlanError(_nothing_fits(made))
-    return _plan(space, wanted, ranked, "dp", None, found.notes, found)
+    evaluator = made.evaluator
+    if schedule == "auto":
+        space.progress("playing other schedules")
+        fitting = [e for e in (ranked.winner, *ranked.others) if wanted.allows(e.evaluation.stages)]
+        evaluator, winner = best_schedule(evaluator, fitting)
+        ranked = replace(ranked, winner=winner)
+    plan = _plan(space, wanted, ranked, method, None, found.notes, found)
+    return replace(plan, schedule=evaluator.terms.schedule, warm_up_depth=evaluator.terms.warm_up_depth)
 
 
-def _bottleneck(made: Setting, method: str, time_limit_seconds: float) -> Plan:
+def _bottleneck(made: Setting, time_limit_seconds: float) -> Plan:
     """By the searches that minimise the bottleneck, without tensor parallelism or recomputation."""
     space, wanted = made.space, made.wanted
+    refuse_unlike(space.topology, "The search that minimises the bottleneck")
     if wanted.pins or space.together:
         raise UserError("Pins and layers kept together are for the default method (dp), with equal replicas.")
-    searched = search(space, wanted, "ilp" if method == "ilp" else "pipedream", time_limit_seconds)
+    searched = search(space, wanted, "pipedream", time_limit_seconds)
     space.progress("playing the steps of the candidates")
     ranked = rank(made.evaluator, [*baselines(space), *searched.candidates], wanted)
     if ranked.winner is None:
@@ -211,11 +242,12 @@ def _plan(
         bottleneck_seconds=bottleneck,
         # Searcher and evaluation add up the same numbers in different orders.
         optimal=lower_bound_seconds is not None and bottleneck <= lower_bound_seconds * (1 + 1e-9),
-        step_seconds=winner.timeline.step_seconds,
+        step_seconds=winner.step_seconds,
         bubble=winner.timeline.bubble,
         alternatives=alternatives(ranked),
         certificate=certificate,
         notes=(*search_notes, *notes(space, wanted, ranked, lower_bound_seconds)),
+        pool_limits_bytes=space.terms.pool_limits_bytes,
     )
 
 
@@ -228,25 +260,13 @@ def _is_small(space: Space) -> bool:
     return space.num_devices <= _FEW_DEVICES and len(space.contraction.member) <= _FEW_STATES
 
 
-def _degrees(profile: Profile, topology: Topology, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    """Those that the profile knows, and that fill a part of a host."""
-    host, known = topology.group_sizes[0], degrees(profile)
+def _shardings(wanted: Sequence[int] | None, schedule: str) -> tuple[int, ...]:
+    # Versions of weights are kept whole.
+    allowed = (0, 1) if schedule in ("pipedream", "2bw") else (0, 1, 2, 3)
     if wanted is None:
-        return tuple(t for t in known if host % t == 0)
-    faults = []
-    for t in wanted:
-        if t not in known:
-            faults.append(f"tensor-parallel degree {t}: the profile has {', '.join(map(str, known))}.")
-        elif host % t:
-            faults.append(f"tensor-parallel degree {t}: a host has {host} devices, which are no groups of {t}.")
-    if faults or not wanted:
-        raise UserError("\n".join(faults) or "No tensor-parallel degree is allowed: give at least 1.")
-    return tuple(sorted(set(wanted)))
-
-
-def _shardings(wanted: Sequence[int] | None) -> tuple[int, ...]:
-    if wanted is None:
-        return (0, 1, 2, 3)
+        return allowed
+    if any(z not in allowed for z in wanted) and len(allowed) == 2:
+        raise UserError(f"The {schedule} schedule keeps versions of whole parameters: choose sharding from 0 and 1.")
     wrong = [z for z in wanted if z not in (0, 1, 2, 3)]
     if wrong or not wanted:
         raise UserError(f"sharding {', '.join(map(str, wanted)) or 'none'}: expected stages of ZeRO, 0 to 3.")
@@ -334,7 +354,7 @@ def _check_wanted(wanted: Wanted, topology: Topology, terms: Terms, num_layers: 
 def _nothing_fits(made: Setting) -> str:
     """Which layer is too large alone; or by how much the most frugal plan is too large."""
     space, wanted, freedom = made.space, made.wanted, made.freedom
-    limit = space.terms.memory_limit_bytes
+    limit = max(space.terms.pool_limits_bytes, default=space.terms.memory_limit_bytes)
     remedy = "use a smaller microbatch, an optimizer with less state (sgd), or devices with more memory"
     layer, needed = largest_layer(space, freedom)
     if needed > limit:
@@ -347,7 +367,7 @@ def _nothing_fits(made: Setting) -> str:
             f"No plan fits in {format_bytes(limit)} of each device with these pins and layers kept together, though "
             f"every layer fits alone. Leave some of them out, or {remedy}."
         )
-    if not _is_small(space):
+    if not _is_small(space) or space.topology.others:
         return (
             f"No plan on {space.num_devices} devices fits in {format_bytes(limit)} of each, though every layer fits "
             f"alone. Give more devices, or {remedy}."

@@ -2,7 +2,8 @@
 
 Stage by stage, replica by replica, a group of t devices takes the first free place of its size that begins at a
 multiple of t in its host. Places left between are filled by later, smaller groups. Where that runs out of room,
-large groups are placed first: powers of two then always pack (Knowlton's buddies, 1965)::
+large groups are placed first: powers of two then always pack (Knowlton's buddies, 1965). Unlike hosts are given out
+pool by pool, each to the stages that stand in it::
 
     host of 8    | 0 . | 2 2 | 4 4 4 4 |        stage 0: one device; stage 1: a group of 2, then one of 4
 """
@@ -14,12 +15,31 @@ from dpart.partitioner.topology import Topology
 Devices = tuple[int, ...]
 
 
-def give_out(stages: Sequence[tuple[int, int]], topology: Topology) -> tuple[Devices, ...] | None:
+def give_out(
+    stages: Sequence[tuple[int, int]], topology: Topology, pools: Sequence[int] | None = None
+) -> tuple[Devices, ...] | None:
     """Devices of each stage, replica by replica; None where the groups do not pack.
 
     Args:
         stages: (replicas, tensor-parallel degree) of each.
+        pools: In which each stands; None for all in the first.
     """
+    if topology.between is None:
+        return _give_out(stages, topology)
+    number = [0] * len(stages) if pools is None else pools
+    found: dict[int, Devices] = {}
+    for p, own in enumerate(topology.ranges):
+        here = [s for s in range(len(stages)) if number[s] == p]
+        placed = _give_out([stages[s] for s in here], topology.alone(p))
+        if placed is None:
+            return None
+        for s, devices in zip(here, placed, strict=True):
+            found[s] = tuple(own.start + device for device in devices)
+    return tuple(found[s] for s in range(len(stages)))
+
+
+def _give_out(stages: Sequence[tuple[int, int]], topology: Topology) -> tuple[Devices, ...] | None:
+    """The same, of one pool."""
     for order in (range(len(stages)), sorted(range(len(stages)), key=lambda s: -stages[s][1])):
         free = _Free(topology.group_sizes[0], topology.num_devices)
         placed: dict[int, Devices] = {}

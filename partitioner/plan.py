@@ -55,8 +55,10 @@ class Stage:
         tensor_parallel_degree: Ranks of each replica.
         splits: How each layer is split, where the degree is above 1.
         recompute: Sets of layers that keep only what enters them, and run again before their backward.
+        weight_backward_seconds: The part of the backward that computes gradients of parameters, if told apart.
         optimizer_sharding: The stage of ZeRO: what replicas share out; 0 is nothing, 1 the optimizer's state,
             2 gradients too, 3 parameters too.
+        pool: Of the topology's unlike devices, which kind it stands on: the number of their pool.
     """
 
     layers: tuple[str, ...]
@@ -72,6 +74,8 @@ class Stage:
     splits: tuple[LayerSplit, ...] = ()
     recompute: tuple[tuple[str, ...], ...] = ()
     optimizer_sharding: int = 0
+    pool: int = 0
+    weight_backward_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,18 +105,18 @@ class Bound:
         num_replicas: Of every stage; None for plans whose stages differ in it.
         floor_seconds: The least busy time of the bottleneck in the interval.
         limit_seconds: The largest; None for no upper end.
-        multiplier_seconds: Price of a device.
+        multiplier_seconds: Price of a device of each pool.
         bound_seconds: No such plan has a smaller objective.
         proof: ``dual``: the bound follows from the price. ``work``: from the work there is, without a search.
-            ``exhausted``: all such plans were looked at.
+            ``exhausted``: all such plans were looked at. ``programme``: the bound of an integer programme.
     """
 
     num_replicas: int | None
     floor_seconds: float
     limit_seconds: float | None
-    multiplier_seconds: float
+    multiplier_seconds: tuple[float, ...]
     bound_seconds: float
-    proof: Literal["dual", "work", "exhausted"]
+    proof: Literal["dual", "work", "exhausted", "programme"]
 
 
 @dataclass(frozen=True)
@@ -155,8 +159,9 @@ class Question:
 
     Attributes:
         profile: The profile's file, relative to the plan's folder; empty if it was in no file.
-        profile_digest: SHA-256 of the profile's JSON.
+        profile_digest: SHA-256 of everything that the profile says.
         topology: As it stands in a topology file.
+        schedule: As asked for; ``auto`` searches for 1F1B, and then tries others on the plans found.
         degrees: Tensor-parallel degrees that were allowed.
         shardings: Stages of ZeRO that were allowed.
         recompute: Whether recomputation was.
@@ -167,6 +172,7 @@ class Question:
     profile: str
     profile_digest: str
     topology: str
+    schedule: Literal["1f1b", "gpipe", "zb-h1", "pipedream", "2bw", "auto"]
     batch_size: int
     degrees: tuple[int, ...]
     shardings: tuple[int, ...]
@@ -188,7 +194,7 @@ class Plan:
         fingerprint: Of the graph it is for; `emit` refuses another one.
         topology: One line for people.
         num_devices: Devices of the topology; the plan may use fewer.
-        memory_limit_bytes: Of each device.
+        memory_limit_bytes: Of each device; with several pools, of the first one's.
         microbatch_size: Rows per microbatch; the last one of a batch may be smaller.
         num_microbatches: Per step.
         bottleneck_seconds: The largest stage time per microbatch, which the search minimised.
@@ -197,8 +203,10 @@ class Plan:
         bubble: Share of the devices' time spent waiting during the step, between 0 and 1.
         alternatives: The baselines and the other candidates, each with its number.
         question: What was asked.
+        warm_up_depth: Of 1F1B: microbatches that a warm-up sends ahead for every replica behind; 1 is strict.
         certificate: How good the plan provably is; None from methods that prove only the bottleneck.
         notes: What a person should know about this plan, a sentence each.
+        pool_limits_bytes: Of the devices of each pool, where there are several.
     """
 
     format: Literal["dpart.plan"]
@@ -209,7 +217,7 @@ class Plan:
     num_devices: int
     memory_limit_bytes: int
     method: Literal["dp", "pipedream", "ilp"]
-    schedule: Literal["1f1b", "gpipe"]
+    schedule: Literal["1f1b", "gpipe", "zb-h1", "pipedream", "2bw"]
     optimizer: Literal["sgd", "adam", "adam-mixed"]
     microbatch_size: int
     num_microbatches: int
@@ -220,5 +228,11 @@ class Plan:
     bubble: float
     alternatives: tuple[Alternative, ...]
     question: Question | None = None
+    warm_up_depth: float = 1.0
     certificate: Certificate | None = None
     notes: tuple[str, ...] = ()
+    pool_limits_bytes: tuple[int, ...] = ()
+
+    def limit_bytes(self, stage: Stage) -> int:
+        """What may be used of each device of a stage."""
+        return self.pool_limits_bytes[stage.pool] if self.pool_limits_bytes else self.memory_limit_bytes

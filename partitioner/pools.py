@@ -74,6 +74,11 @@ class Pool:
         """Devices in one full group of each level."""
         return tuple(math.prod(level.count for level in self.levels[: i + 1]) for i in range(len(self.levels)))
 
+    def degrees(self, wanted: Iterable[int]) -> tuple[int, ...]:
+        """Those sizes of groups that fill a part of a host: of the innermost level."""
+        host = min(self.group_sizes[0], self.num_devices)
+        return tuple(t for t in wanted if self.group_sizes[0] % t == 0 and t <= host)
+
     def level_of(self, devices: Iterable[int]) -> Level:
         """The innermost level that has a group which holds all these devices."""
         chosen = tuple(devices)

@@ -10,6 +10,8 @@ and with that the cheapest choice of what to recompute::
     again            0 ms   0 ms   4 ms  12 ms
 """
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -18,11 +20,12 @@ import numpy.typing as npt
 
 from dpart.partitioner.contraction import Contraction
 from dpart.partitioner.cost import Place, Terms, best_place, forward_seconds, memory, stage_seconds
+from dpart.partitioner.crossings import Edges, chained, edges, joint
 from dpart.partitioner.evaluate import StageShape
 from dpart.partitioner.options import Floats, Integers
 from dpart.partitioner.quantities import Quantities, layer_costs, measure
 from dpart.partitioner.recompute import Choices, Classes, Regions, choices, kept_bytes
-from dpart.partitioner.topology import Topology
+from dpart.partitioner.topology import Level, Topology
 from dpart.profiler.profile import Profile
 
 _CHOICES = 1 << 32
@@ -53,6 +56,8 @@ class Priced:
         latency_seconds: Infinite where the stage does not fit; never decreasing with n.
         busy_seconds: The same.
         choice: What is recomputed: ``row * CHOICES + place in the row``; -1 where the stage does not fit.
+        pool: Where the stage stands.
+        crossing: Whether what it receives comes from another pool.
     """
 
     degree: int
@@ -61,6 +66,8 @@ class Priced:
     latency_seconds: Floats
     busy_seconds: Floats
     choice: Integers
+    pool: int = 0
+    crossing: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,9 @@ class Work:
     """What has to be computed for one microbatch, whatever the plan.
 
     Attributes:
-        device_seconds: Of all layers, each at the degree that takes the least time of all its ranks together.
-        path_seconds: Of all layers, each at the degree at which it is fastest.
+        device_seconds: Of all layers, each at the degree that takes the least time of all its ranks together; on
+            devices of the first pool.
+        path_seconds: Of all layers, each where and at the degree at which it is fastest; 0 without a flush.
         largest_seconds: Of the largest layer at its fastest.
     """
 
@@ -83,7 +91,8 @@ class _Rows:
     """The rows of choices of one degree under one room, one after the other.
 
     Attributes:
-        room_bytes: No region of these rows needs more; 0 for the rows that recompute nothing.
+        room_bytes: The largest region of these rows needs it; 0 for the rows that recompute nothing.
+        concerned: [G]: signatures that have such a region; rows with less room are as good for the others.
         choices: The distinct rows.
         of_signature: [G]: the row of each signature.
         first: [R]: where each row begins.
@@ -92,6 +101,7 @@ class _Rows:
     """
 
     room_bytes: float
+    concerned: npt.NDArray[np.bool_]
     choices: tuple[Choices, ...]
     of_signature: Integers
     first: Integers
@@ -108,7 +118,12 @@ class _Rows:
 
 
 class Prices:
-    """Prices of all segments of one model on equal devices."""
+    """Prices of all segments of one model on the devices of one pool.
+
+    Attributes:
+        degrees: Tensor-parallel degrees that the pool's hosts hold.
+        pools: Of every pool those of it alone. Of unlike devices, the prices of the first pool stand for all.
+    """
 
     def __init__(
         self,
@@ -119,14 +134,20 @@ class Prices:
         freedom: Freedom,
         *,
         is_outermost: bool = False,
+        pool: int = 0,
     ) -> None:
         """
         Args:
             profile: Folded, so that equal layers have equal costs.
             is_outermost: Take what stages exchange to cross the outermost level always, not only where it must.
+            pool: Of the topology.
         """
-        self.profile, self.contraction, self.topology = profile, contraction, topology
-        self.terms, self.freedom, self._is_outermost = terms, freedom, is_outermost
+        self.profile, self.contraction, self.topology = profile, contraction, topology.alone(pool)
+        self.pool, self._between, self._is_outermost = pool, topology.between, is_outermost
+        self.terms, self.allowed = terms.of_pool(pool), freedom
+        self.degrees = freedom.degrees if topology.between is None else topology.pools[pool].degrees(freedom.degrees)
+        # A pool whose hosts hold none of the degrees has prices that nobody asks for.
+        self.freedom = freedom = replace(freedom, degrees=self.degrees or (1,))
         member = contraction.member
         sizes = member.sum(axis=1)
         shared = member.astype(np.float32) @ member.astype(np.float32).T
@@ -141,7 +162,16 @@ class Prices:
         first = first[self._order]
         self._quantities = {t: _at(q, self.start[first], self.stop[first]) for t, q in quantities.items()}
         self._counts_of = {t: c[first] for t, c in counts.items()}
-        self._priced: dict[tuple[int, int, int, int, int], Priced] = {}
+        self._priced: dict[tuple[int, int, int, int, int, bool], Priced] = {}
+        self.pools: tuple[Prices, ...] = (self,)
+        if len(topology.pools) > 1 and pool == 0:
+            alone = copy(self)
+            alone.pools = (alone,)
+            rest = (
+                Prices(profile, contraction, topology, terms, self.allowed, is_outermost=is_outermost, pool=p)
+                for p in range(1, len(topology.pools))
+            )
+            self.pools = (alone, *rest)
 
     @property
     def num_states(self) -> int:
@@ -173,17 +203,77 @@ class Prices:
         own = self.terms.own_microbatches(num_replicas)
         return int(np.searchsorted((own - 1) * self.least_seconds, limit_seconds * (1 + 1e-12), side="right"))
 
+    def budgets(self, num_devices: int) -> tuple[int, ...]:
+        """Devices of each pool that a plan may use, so many in all."""
+        if len(self.pools) == 1:
+            return (num_devices,)
+        sizes = tuple(prices.topology.num_devices for prices in self.pools)
+        assert sum(sizes) == num_devices, f"{num_devices} of {sum(sizes)} unlike devices"
+        return sizes
+
+    def ways(
+        self,
+        num_replicas: int,
+        depth: int,
+        num_devices: int,
+        *,
+        degrees: Sequence[int] | None = None,
+        limit_seconds: float = np.inf,
+    ) -> list[Priced]:
+        """All ways to run a stage on so many replicas that the devices allow, pool by pool.
+
+        Args:
+            degrees: Of tensor parallelism; None for all.
+            limit_seconds: Signatures that keep a device busy for longer in any of these ways may be left out.
+        """
+        found = []
+        for prices, most in zip(self.pools, self.budgets(num_devices), strict=True):
+            count = prices.within(limit_seconds, num_replicas)
+            chosen = [t for t in prices.degrees if t * num_replicas <= most and (degrees is None or t in degrees)]
+            found += [
+                prices.price(t, sharding, num_replicas, depth, count, crossing=crossing)
+                for crossing in ((False,) if len(self.pools) == 1 else (False, True))
+                for t in chosen
+                for sharding in prices.shardings(num_replicas)
+            ]
+        return found
+
+    @cached_property
+    def edges(self) -> Edges:
+        """All segments in all pools."""
+        start, stop, several = self.start, self.stop, len(self.pools) > 1
+        known = chained(self.profile.graph, self.contraction.member, start, stop) if several else np.zeros(0, np.bool_)
+        return edges(start, stop, self.num_states, len(self.pools), known, bound=not self._is_outermost)
+
+    @cached_property
+    def joint(self) -> tuple[npt.NDArray[np.intp], list[npt.NDArray[np.intp]]]:
+        """One signature of each segment for all pools, and for each pool its own one of each of those."""
+        return joint([prices.signature for prices in self.pools])
+
     def price(
-        self, degree: int, sharding: int, num_replicas: int, depth: int, num_signatures: int | None = None
+        self,
+        degree: int,
+        sharding: int,
+        num_replicas: int,
+        depth: int,
+        num_signatures: int | None = None,
+        *,
+        crossing: bool = False,
     ) -> Priced:
-        """Signatures, all or the first so many, run so, with up to `depth` microbatches in flight."""
+        """Signatures, all or the first so many, run so, with up to `depth` microbatches in flight.
+
+        Args:
+            crossing: Whether what they receive comes from another pool.
+        """
         count = self.num_signatures if num_signatures is None else num_signatures
-        key = (degree, sharding, num_replicas, depth, count)
+        key = (degree, sharding, num_replicas, depth, count, crossing)
         if key not in self._priced:
             self._priced[key] = self._price(*key)
         return self._priced[key]
 
-    def _price(self, degree: int, sharding: int, num_replicas: int, depth: int, count: int) -> Priced:
+    def _price(
+        self, degree: int, sharding: int, num_replicas: int, depth: int, count: int, crossing: bool
+    ) -> Priced:
         q, terms = _first(self._quantities[degree], count), self.terms
         own = terms.own_microbatches(num_replicas)
         behind = np.ceil(terms.warm_up_depth * np.arange(depth)).astype(np.int64)
@@ -202,7 +292,7 @@ class Prices:
             q,
             terms,
             self.topology.ring_levels,
-            self._place(degree, num_replicas),
+            self._place(degree, num_replicas, crossing),
             num_replicas=num_replicas,
             sharding=sharding,
             device=self.topology.device,
@@ -212,16 +302,24 @@ class Prices:
         busy = np.where(fits, seconds.busy_seconds(terms, num_replicas), np.inf)
         shape = (depth, count)
         whole = (np.broadcast_to(values, shape) for values in (latency, busy, np.where(fits, choice, -1)))
-        return Priced(degree, sharding, num_replicas, *whole)
+        return Priced(degree, sharding, num_replicas, *whole, self.pool, crossing)
 
     @cached_property
     def work(self) -> Work:
         """Computation alone: no collective, no transfer."""
-        costs = [layer_costs(self.profile, t) for t in self.freedom.degrees]
-        seconds = np.array([c.forward_seconds + c.backward_seconds for c in costs]) / self.topology.device.speed
-        least = seconds.min(axis=0)
-        ranks = np.array(self.freedom.degrees)[:, None]
-        return Work(float((ranks * seconds).min(axis=0).sum()), float(least.sum()), float(least.max()))
+        costs = [layer_costs(self.profile, t) for t in self.allowed.degrees]
+        seconds = np.array([c.forward_seconds + c.backward_seconds for c in costs])
+        least = seconds.min(axis=0) / max(prices.topology.device.speed for prices in self.pools)
+        ranks = np.array(self.allowed.degrees)[:, None] / self.topology.device.speed
+        path = float(least.sum()) if self.terms.is_synchronous else 0.0
+        return Work(float((ranks * seconds).min(axis=0).sum()), path, float(least.max()))
+
+    def power(self, num_devices: int) -> float:
+        """So many devices of all pools, by their speeds, counted in devices of the first pool."""
+        if len(self.pools) == 1:
+            return num_devices
+        speeds = [prices.topology.device.speed / self.topology.device.speed for prices in self.pools]
+        return sum(speed * count for speed, count in zip(speeds, self.budgets(num_devices), strict=True))
 
     def _nothing(self, degree: int) -> Integers:
         """[G]: the choice that recomputes nothing."""
@@ -235,12 +333,14 @@ class Prices:
         bytes_short, microbatches = short[lacking], held[lacking[0], 0]
         again, choice = np.full(len(bytes_short), np.inf), np.full(len(bytes_short), -1)
         for number, rows in enumerate(self._rows[degree]):
-            if rows.room_bytes:
-                place = rows.place(np.ceil((bytes_short + rows.room_bytes) / microbatches), lacking[1])
+            here = np.flatnonzero(rows.concerned[lacking[1]])
+            if rows.room_bytes and len(here):
+                wanted = np.ceil((bytes_short[here] + rows.room_bytes) / microbatches[here])
+                place = rows.place(wanted, lacking[1][here])
                 seconds = rows.again_seconds[place]
-                better = seconds < again
-                again = np.where(better, seconds, again)
-                choice = np.where(better, number * _CHOICES + place, choice)
+                better = seconds < again[here]
+                again[here] = np.where(better, seconds, again[here])
+                choice[here] = np.where(better, number * _CHOICES + place, choice[here])
         return again, choice
 
     @cached_property
@@ -276,9 +376,14 @@ class Prices:
         saved = np.maximum(stash - kept_bytes(self.profile.graph, units), 0.0)
         return Regions(units, units @ seconds, saved, stash)
 
-    def _place(self, degree: int, num_replicas: int) -> Place:
+    def _place(self, degree: int, num_replicas: int, crossing: bool) -> Place:
         place = best_place(self.topology, degree, num_replicas)
-        return replace(place, incoming=self.topology.levels[-1]) if self._is_outermost else place
+        if crossing:
+            assert self._between is not None, "there are several pools"
+            return replace(place, incoming=self._between)
+        if self._is_outermost:
+            return replace(place, incoming=self.topology.levels[-1])
+        return place if self._between is None else replace(place, incoming=_better(place.incoming, self._between))
 
     def _counts(self, degree: int) -> Integers:
         """[E, C]: regions of each class in each segment."""
@@ -314,9 +419,11 @@ class Prices:
 
 def stage_shape(prices: Prices, segment: int, priced: Priced, in_flight: int) -> StageShape:
     """A stage by the names of its layers; of equal regions the first ones are recomputed."""
+    prices = prices.pools[priced.pool - prices.pool]
     units, names = prices.contraction.units, [layer.name for layer in prices.profile.graph.layers]
     inside = prices.contraction.member[prices.stop[segment]] & ~prices.contraction.member[prices.start[segment]]
     where = (in_flight - 1, int(prices.signature[segment]))
+    priced = _needed(prices, priced, where)
     taken = prices.taken(priced.degree, int(priced.choice[where]))
     regions: list[list[int]] = []
     for members, count in zip(prices.classes[priced.degree].members, taken.tolist(), strict=True):
@@ -326,17 +433,18 @@ def stage_shape(prices: Prices, segment: int, priced: Priced, in_flight: int) ->
         layers=tuple(names[i] for i in np.flatnonzero(inside)),
         num_replicas=priced.num_replicas,
         degree=priced.degree,
-        sharding=_needed_sharding(prices, priced, where),
+        sharding=priced.sharding,
         recompute=tuple(tuple(names[i] for i in region) for region in sorted(regions)),
+        pool=priced.pool,
     )
 
 
-def _needed_sharding(prices: Prices, priced: Priced, where: tuple[int, int]) -> int:
-    """Sharding the optimizer's state costs no time in this model, but gains nothing where the stage fits without."""
+def _needed(prices: Prices, priced: Priced, where: tuple[int, int]) -> Priced:
+    """Sharding the optimizer's state costs no time in this model, but gains nothing where it is as fast without."""
     if priced.sharding != 1 or 0 not in prices.freedom.shardings:
-        return priced.sharding
+        return priced
     without = prices.price(priced.degree, 0, priced.num_replicas, *priced.choice.shape)
-    return 0 if without.latency_seconds[where] <= priced.latency_seconds[where] else 1
+    return without if without.latency_seconds[where] <= priced.latency_seconds[where] else priced
 
 
 def _rows(classes: Classes, counts: Integers, room: float) -> _Rows:
@@ -347,11 +455,22 @@ def _rows(classes: Classes, counts: Integers, room: float) -> _Rows:
     saved = np.floor(np.concatenate([r.saved_bytes for r in found])).astype(np.int64)
     return _Rows(
         room_bytes=room,
+        concerned=(counts[:, classes.room_bytes == room] > 0).any(axis=1),
         choices=found,
         of_signature=of_signature.ravel().astype(np.int64),
         first=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
         keys=row * _BYTES + saved,
         again_seconds=np.concatenate([*(r.again_seconds for r in found), [np.inf]]),
+    )
+
+
+def _better(level: Level, other: Level) -> Level:
+    """A link that is as fast as the faster of the two in each respect."""
+    return Level(
+        level.name,
+        level.count,
+        max(level.bandwidth_bytes_per_second, other.bandwidth_bytes_per_second),
+        min(level.latency_seconds, other.latency_seconds),
     )
 
 

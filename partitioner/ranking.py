@@ -10,16 +10,12 @@ from dpart.partitioner.simulate import Timeline
 
 @dataclass(frozen=True)
 class Entry:
-    """A candidate that fits, with its step played through."""
+    """A candidate that fits, with its step played through, and what that takes."""
 
     candidate: Candidate
     evaluation: Evaluation
     timeline: Timeline
-
-    @property
-    def step_seconds(self) -> float:
-        """Predicted seconds of one step."""
-        return self.timeline.step_seconds
+    step_seconds: float
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,8 @@ def rank(evaluator: Evaluator, candidates: Sequence[Candidate], wanted: Wanted) 
     for candidate, evaluation in fitting:
         if not candidate.reported and evaluation.busy_seconds > fastest:
             continue
-        entries.append(Entry(candidate, evaluation, evaluator.play(evaluation)))
+        timeline = evaluator.play(evaluation)
+        entries.append(Entry(candidate, evaluation, timeline, evaluator.step_seconds(timeline)))
         if wanted.allows(evaluation.stages):
             fastest = min(fastest, entries[-1].step_seconds)
     entries.sort(key=lambda e: e.step_seconds)

@@ -15,6 +15,8 @@ def not_runnable(plan: Plan) -> list[str]:
         found.append("sharded optimizer state (--sharding 0)")
     if plan.optimizer == "adam-mixed":
         found.append("Adam with float32 copies of the parameters (--optimizer adam)")
+    if plan.warm_up_depth != 1:
+        found.append("a deeper warm-up (--schedule 1f1b)")
     if plan.schedule not in EXECUTABLE_SCHEDULES:
         found.append(f"the {plan.schedule} schedule (--schedule 1f1b)")
     return found

@@ -1,7 +1,8 @@
 """Sensitivity: over which bandwidths, and under how wrong a profile, the same plan stays the best.
 
-A plan stays the best where planning again gives the same decisions, or none that is faster. The bandwidths at which
-it does are taken to be one stretch, whose ends are found by halving on a logarithmic scale::
+A plan stays the best where planning again gives the same decisions, or none that is faster by more than what the
+search tolerates. The bandwidths at which it does are taken to be one stretch, whose ends are found by halving on a
+logarithmic scale::
 
     1/8 ------------|=========== 1 =======|------------------- 8
          another    low       as it is    high      another
@@ -72,7 +73,10 @@ def _winner(case: Case, plan: Plan, place: LevelPlace, factor: float, progress: 
     progress(f"a plan at {factor:.2f} times the bandwidth of {place.name!r}")
     topology = with_bandwidth(case.topology, place, factor)
     best = case.plan(topology=topology)
-    if same_decisions(plan, best) or is_as_good(case.keep(plan, topology=topology).step_seconds, best.step_seconds):
+    if same_decisions(plan, best):
+        return None
+    kept = case.keep(plan, topology=topology).step_seconds
+    if is_as_good(kept, best.step_seconds, case.margin):
         return None
     return in_words(best.stages)
 
@@ -93,7 +97,7 @@ def robustness(
         wrong = perturbed(case.profile, relative_error, rng)
         best = case.plan(profile=wrong)
         kept = case.keep(plan, profile=wrong).step_seconds
-        wins = same_decisions(plan, best) or is_as_good(kept, best.step_seconds)
+        wins = same_decisions(plan, best) or is_as_good(kept, best.step_seconds, case.margin)
         same += wins
         losses.append(0.0 if wins else kept / best.step_seconds - 1)
     return Robustness(relative_error, draws, seed, same / draws, max(losses), sum(losses) / draws)

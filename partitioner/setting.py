@@ -6,7 +6,7 @@ to play the step.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,26 +42,32 @@ def setting(
     topology: Topology,
     question: Question,
     *,
-    schedule: ScheduleName,
     optimizer: Optimizer,
     memory_limit_bytes: int,
+    schedule: ScheduleName | None = None,
+    warm_up_depth: float = 1.0,
+    pool_limits_bytes: tuple[int, ...] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Setting:
     """The setting of a question.
 
     Args:
         topology: What `question.topology` says.
+        schedule: That plans are evaluated under, where it is not the one that is searched for.
+        warm_up_depth: The same.
+        pool_limits_bytes: Of the devices of each pool, where there are several.
     """
     rows = profile.graph.microbatch_size
     num_microbatches = math.ceil(question.batch_size / rows)
     terms = Terms(
         num_microbatches,
-        schedule,
+        "1f1b" if question.schedule == "auto" else question.schedule,
         optimizer,
         memory_limit_bytes,
         parameter_itemsize=parameter_itemsize(profile),
         reduce_buckets=question.reduce_buckets,
         context_bytes=question.context_bytes,
+        pool_limits_bytes=pool_limits_bytes,
     )
     space = Space(fold(profile), topology, terms, progress or (lambda text: None), question.together)
     last_rows = question.batch_size - (num_microbatches - 1) * rows
@@ -69,7 +75,12 @@ def setting(
         space,
         Freedom(question.degrees, question.shardings, question.recompute),
         Wanted(question.num_stages, question.max_stages, question.replicas, question.pins),
-        Evaluator(space.profile, topology, terms, last_rows / rows),
+        Evaluator(
+            space.profile,
+            topology,
+            replace(terms, schedule=schedule or terms.schedule, warm_up_depth=warm_up_depth),
+            last_rows / rows,
+        ),
     )
 
 
@@ -82,8 +93,10 @@ def setting_of(plan: Plan, profile: Profile, progress: Callable[[str], None] | N
         topology,
         plan.question,
         schedule=plan.schedule,
+        warm_up_depth=plan.warm_up_depth,
         optimizer=plan.optimizer,
         memory_limit_bytes=plan.memory_limit_bytes,
+        pool_limits_bytes=plan.pool_limits_bytes,
         progress=progress,
     )
 

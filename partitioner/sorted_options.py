@@ -30,6 +30,7 @@ class SortedOptions:
         value: What is minimised, for searches that do.
         above: Of no use for so many replicas behind, or fewer.
         at_most: Replicas that may be behind.
+        pool: Which kind of devices it takes.
     """
 
     num_states: int
@@ -43,6 +44,7 @@ class SortedOptions:
     value: Column
     above: Integers
     at_most: Integers
+    pool: Integers
 
     @classmethod
     def sort(cls, options: Options) -> "SortedOptions":
@@ -55,6 +57,7 @@ class SortedOptions:
             taken.busy_seconds, taken.latency_seconds, taken.devices,
             above=np.full(len(order), -1, np.int64),
             at_most=(np.minimum(taken.max_in_flight, UNLIMITED) - 1) * taken.replicas,
+            pool=np.zeros(len(order), np.int64) if taken.pool is None else taken.pool,
         )  # fmt: skip
         most = all_sorted.most_behind()[all_sorted.stop]
         reached = np.isfinite(all_sorted.before(np.zeros(len(order))))[all_sorted.start]
@@ -70,6 +73,10 @@ class SortedOptions:
     def firsts(self) -> Integers:
         """[S + 1]: where the options of each state begin."""
         return np.searchsorted(self.start, np.arange(self.num_states + 1)).astype(np.int64)
+
+    def devices_of(self, pool: int) -> Integers:
+        """Devices that each option takes of one kind."""
+        return np.where(self.pool == pool, self.devices, 0)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> "SortedOptions":
         """Those, in the same order."""

@@ -1,6 +1,6 @@
 """The plan as tables for the terminal: its stages, the plans it beat, what to know about it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,6 +11,10 @@ from rich.text import Text
 from dpart.partitioner.certify import Check
 from dpart.partitioner.plan import Alternative, Plan, Stage
 from dpart.partitioner.units import format_bytes, format_seconds
+
+_LAYERS_WIDTH = 20
+_MOST_ROWS = 12
+"""Of the first and of the last stages."""
 
 
 def plan_table(plan: Plan) -> RenderableType:
@@ -35,12 +39,13 @@ def check_table(plan: Plan, checks: Sequence[Check]) -> RenderableType:
     )
     if not faults:
         return Text(proved)
-    table = _table(f"The certificate does not hold: {len(faults)} of {len(checks)} checks fail")
+    table = _table("")
     for column in ("what", "stated", "found"):
         table.add_column(column, overflow="fold")
     for check in faults:
         table.add_row(escape(check.what), check.stated, check.found)
-    return table
+    title = f"The certificate does not hold: {len(faults)} of {len(checks)} checks fail"
+    return Group(Text(title, style="bold"), table)
 
 
 def microbatch_table(plans: Sequence[Plan], best: int) -> Table:
@@ -55,46 +60,45 @@ def microbatch_table(plans: Sequence[Plan], best: int) -> Table:
 
 
 def _stages(plan: Plan) -> Table:
-    table = _table(f"{plan.model}: {len(plan.stages)} stage(s) on {_used(plan)} of {plan.num_devices} devices")
+    """A row a stage, with a column for every decision that some stage makes; of many stages the first and last ones."""
+    stages = plan.stages
+    columns: list[tuple[str, bool, Callable[[Stage], str]]] = [
+        ("replicas", True, lambda s: str(s.num_replicas)),
+        ("tensor\nparallel", any(s.tensor_parallel_degree > 1 for s in stages),
+         lambda s: str(s.tensor_parallel_degree)),
+        ("devices", True, lambda s: _range(s.devices)),
+        ("recom-\nputed", any(s.recompute for s in stages), _recomputed),
+        ("ZeRO", any(s.optimizer_sharding for s in stages), lambda s: str(s.optimizer_sharding or "-")),
+        ("forward", True, lambda s: format_seconds(s.forward_seconds)),
+        ("backward", True, lambda s: format_seconds(s.backward_seconds)),
+        ("receive", True, lambda s: format_seconds(s.receive_seconds) if s.receive_seconds else "-"),
+        ("all-\nreduce", any(s.all_reduce_seconds for s in stages),
+         lambda s: format_seconds(s.all_reduce_seconds) if s.all_reduce_seconds else "-"),
+        ("in\nflight", True, lambda s: str(s.in_flight)),
+        ("memory", True, lambda s: _memory(s, plan)),
+    ]  # fmt: skip
+    shown = [(name, cell) for name, wanted, cell in columns if wanted]
+    table = _table(f"{plan.model}: {len(stages)} stage(s) on {_used(plan)} of {plan.num_devices} devices")
     table.add_column("stage", justify="right")
-    table.add_column("layers", overflow="fold")
-    table.add_column("replicas", justify="right", no_wrap=True)
-    table.add_column("devices", justify="right", overflow="fold")
-    degrees = any(stage.tensor_parallel_degree > 1 for stage in plan.stages)
-    again = any(stage.recompute for stage in plan.stages)
-    sharded = any(stage.optimizer_sharding for stage in plan.stages)
-    chosen = [("tensor\nparallel", degrees), ("recom-\nputed", again), ("ZeRO", sharded)]
-    for column, shown in chosen:
-        if shown:
-            table.add_column(column, justify="right", no_wrap=True)
-    reduces = any(stage.all_reduce_seconds for stage in plan.stages)
-    for column in ("forward", "backward", "receive", *(["all-reduce"] if reduces else [])):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("in\nflight", justify="right", no_wrap=True)
-    table.add_column("memory", justify="right", no_wrap=True)
-    for s, stage in enumerate(plan.stages):
-        peak, limit = stage.memory.total_bytes, plan.memory_limit_bytes
-        table.add_row(
-            str(s),
-            escape(_layers(stage)),
-            str(stage.num_replicas),
-            _range(stage.devices),
-            *([str(stage.tensor_parallel_degree)] if degrees else []),
-            *([_recomputed(stage)] if again else []),
-            *([str(stage.optimizer_sharding or "-")] if sharded else []),
-            format_seconds(stage.forward_seconds),
-            format_seconds(stage.backward_seconds),
-            format_seconds(stage.receive_seconds) if stage.receive_seconds else "-",
-            *([format_seconds(stage.all_reduce_seconds) if stage.all_reduce_seconds else "-"] if reduces else []),
-            str(stage.in_flight),
-            f"{format_bytes(peak)} ({peak / limit:.0%})",
-        )
+    table.add_column("layers", overflow="fold", min_width=_LAYERS_WIDTH)
+    for name, _ in shown:
+        table.add_column(name, justify="right", no_wrap=name != "devices", overflow="fold")
+    for s, stage in enumerate(stages):
+        if len(stages) <= 2 * _MOST_ROWS or s < _MOST_ROWS or s >= len(stages) - _MOST_ROWS:
+            table.add_row(str(s), escape(_layers(stage)), *(cell(stage) for _, cell in shown))
+        elif s == _MOST_ROWS:
+            table.add_row("...", f"{len(stages) - 2 * _MOST_ROWS} more in the file")
     return table
 
 
 def _recomputed(stage: Stage) -> str:
     layers = sum(len(region) for region in stage.recompute)
-    return f"{layers} of {len(stage.layers)}" if layers else "-"
+    return f"{layers / len(stage.layers):.0%}" if layers else "-"
+
+
+def _memory(stage: Stage, plan: Plan) -> str:
+    peak = stage.memory.total_bytes
+    return f"{format_bytes(peak)} ({peak / plan.memory_limit_bytes:.0%})"
 
 
 def _proof(plan: Plan) -> str:
@@ -115,10 +119,16 @@ def _proof(plan: Plan) -> str:
 def _summary(plan: Plan) -> str:
     return (
         f"Step: {format_seconds(plan.step_seconds)} predicted for {plan.num_microbatches} microbatches of "
-        f"{plan.microbatch_size}, {plan.schedule}; devices wait {plan.bubble:.0%} of it.\n"
+        f"{plan.microbatch_size}, {_schedule(plan)}; devices wait {plan.bubble:.0%} of it.\n"
         f"{_proof(plan)}"
         f"Memory: {format_bytes(plan.memory_limit_bytes)} of each device may be used, with {plan.optimizer}.\n"
         f"Topology: {plan.topology}."
+    )
+
+
+def _schedule(plan: Plan) -> str:
+    return (
+        plan.schedule if plan.warm_up_depth == 1 else f"{plan.schedule} with {plan.warm_up_depth:g} times the warm-up"
     )
 
 
@@ -143,7 +153,7 @@ def _times(other: Alternative, plan: Plan) -> tuple[str, str]:
 
 def _table(title: str) -> Table:
     return Table(
-        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=escape(title) or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
 
 

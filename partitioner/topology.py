@@ -109,6 +109,13 @@ class Topology:
         """Of the device that has least."""
         return min(pool.device.memory_bytes for pool in self.pools)
 
+    def alone(self, pool: int) -> "Topology":
+        """The devices of one pool, numbered from 0."""
+        if self.between is None:
+            return self
+        own = self.pools[pool]
+        return Topology(own.device, own.levels, missing=own.missing)
+
     def pool_of(self, device: int) -> int:
         """The number of the pool that has this device."""
         assert 0 <= device < self.num_devices, f"device {device} of {self.num_devices}"

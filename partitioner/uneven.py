@@ -2,7 +2,7 @@
 
 Every stage, number of replicas, tensor-parallel degree and choice of what to recompute becomes one option of the
 label search (``labels.py``), which follows them from the last stage to the first. PipeDream's plans, fifteen
-replicas of one stage and one of the next, are of this kind.
+replicas of one stage and one of the next, are of this kind. Unlike devices are counted kind by kind.
 """
 
 from dataclasses import dataclass
@@ -33,24 +33,27 @@ class AllOptions:
 
     def __init__(self, prices: Prices, num_devices: int) -> None:
         self.prices, self.num_devices = prices, num_devices
-        most = min(num_devices, prices.terms.num_microbatches)
+        self.budgets = prices.budgets(num_devices)
+        most = min(max(self.budgets), prices.terms.num_microbatches)
         self._priced = [
-            prices.price(degree, sharding, replicas, -(-num_devices // replicas))
-            for degree in prices.freedom.degrees
-            for replicas in range(1, min(most, num_devices // degree) + 1)
-            for sharding in prices.shardings(replicas)
+            priced
+            for replicas in range(1, most + 1)
+            for priced in prices.ways(replicas, -(-num_devices // replicas), num_devices)
         ]
 
     def options(self, limit_seconds: float) -> Options:
         """Those within the limit; `variant` is ``priced * 2**32 + microbatches in flight``."""
         parts = [self._of(n, priced, limit_seconds) for n, priced in enumerate(self._priced)]
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        return Options(self.prices.num_states, *columns)
+        return Options(self.prices.edges.num_nodes, *columns)
 
     def stage(self, options: Options, index: int) -> StageShape:
         """The stage that an option is."""
         priced, in_flight = divmod(int(options.variant[index]), 2**32)
-        segment = int(self._segment_of[int(options.start[index]), int(options.stop[index])])
+        pools = len(self.budgets)
+        # Nodes are states, each once for every pool, but for the first and the last (`Edges`).
+        start, stop = ((int(node[index]) + pools - 1) // pools for node in (options.start, options.stop))
+        segment = int(self._segment_of[start, stop])
         return stage_shape(self.prices, segment, self._priced[priced], in_flight)
 
     @property
@@ -60,31 +63,35 @@ class AllOptions:
         return found
 
     def _of(self, number: int, priced: Priced, limit_seconds: float) -> tuple[np.ndarray, ...]:
+        prices, edges = self.prices.pools[priced.pool - self.prices.pool], self.prices.edges
+        here = (edges.pool == priced.pool - self.prices.pool) & (edges.crossing == priced.crossing)
+        of_edge = prices.signature[edges.segment[here]]
         # One option for each choice: the last number of microbatches in flight at which it is the one.
         choice, depth = priced.choice, len(priced.choice)
         ends = np.ones_like(choice, dtype=np.bool_)
         ends[:-1] = choice[1:] != choice[:-1]
         wanted = (ends & (choice >= 0) & (priced.busy_seconds <= limit_seconds)).T
         per_signature = wanted.sum(axis=1)
-        of_segment = per_signature[self.prices.signature]
-        segment = np.repeat(np.arange(len(of_segment)), of_segment)
-        # Within a segment, the n-th of its options is the n-th wanted choice of its signature.
-        first = np.concatenate([[0], np.cumsum(of_segment)[:-1]])
-        place = np.arange(len(segment)) - first[segment]
+        count = per_signature[of_edge]
+        edge = np.repeat(np.arange(len(count)), count)
+        # Of an edge, the n-th of its options is the n-th wanted choice of its signature.
+        first = np.concatenate([[0], np.cumsum(count)])[:-1]
+        place = np.arange(len(edge)) - first[edge]
         signature, last = np.nonzero(wanted)
         begin = np.concatenate([[0], np.cumsum(per_signature)[:-1]])
-        entry = begin[self.prices.signature[segment]] + place
+        entry = begin[of_edge[edge]] + place
         g, n = signature[entry], last[entry]
-        same = np.ones(len(segment), dtype=np.int64)
+        same = np.ones(len(edge), dtype=np.int64)
         return (
-            self.prices.start[segment],
-            self.prices.stop[segment],
+            edges.start[here][edge],
+            edges.stop[here][edge],
             same * priced.num_replicas,
             same * priced.num_replicas * priced.degree,
             np.where(n + 1 == depth, UNLIMITED, n + 1),
             priced.busy_seconds[n, g],
             priced.latency_seconds[n, g],
             number * 2**32 + n.astype(np.int64) + 1,
+            same * (priced.pool - self.prices.pool),
         )
 
 
@@ -108,7 +115,11 @@ def search(
     if not len(options.start):
         return Uneven(None, True)
     found = LabelSearch(options).exact(
-        num_devices, upper_bound=upper_seconds, num_stages=num_stages, max_stages=max_stages
+        num_devices,
+        upper_bound=upper_seconds,
+        num_stages=num_stages,
+        max_stages=max_stages,
+        budgets=problem.budgets if len(problem.budgets) > 1 else (),
     )
     if found.path is None:
         return Uneven(None, found.complete)
@@ -118,6 +129,8 @@ def search(
 
 def fits(prices: Prices, num_devices: int, *, num_stages: int | None = None, max_stages: int | None = None) -> bool:
     """Whether any plan fits."""
+    if len(prices.pools) > 1:
+        return search(prices, num_devices, num_stages=num_stages, max_stages=max_stages).plan is not None
     options = AllOptions(prices, num_devices).options(np.inf)
     if not len(options.start):
         return False

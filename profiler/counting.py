@@ -64,11 +64,11 @@ class Counts:
     stash_bytes: int
 
 
-class KernelCounter(TorchDispatchMode):
+class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the kernels of what runs under it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -168,7 +168,7 @@ def _attention(name: str, args: Any, kwargs: Any) -> int:
     flops = 2 * (query.numel() // width) * key.shape[-2] * widths
     arguments = torch.ops.aten.__getattr__(name).default._schema.arguments
     given = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
-    return flops // 2 if given.get("is_causal") else flops
+    return int(flops // 2 if given.get("is_causal") else flops)
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -177,7 +177,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _dtype(tensor: Tensor) -> str:

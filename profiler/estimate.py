@@ -17,12 +17,9 @@ from dpart.compiler.captured import CapturedModel
 from dpart.profiler.counting import Kernel
 from dpart.profiler.devices import DeviceKind, device_kind
 from dpart.profiler.frames import frames
-from dpart.profiler.profile import LayerCost, Machine, Profile, SplitCost
+from dpart.profiler.profile import DEFAULT_DEGREES, LayerCost, Machine, Profile, SplitCost
 from dpart.profiler.splits import LayerSplit, SplitFinder
 from dpart.runtime.errors import UserError
-
-DEGREES = (1, 2, 4, 8)
-"""Tensor-parallel degrees that are estimated unless told otherwise: a group fits in a host."""
 
 _CPU = "cpu-core"
 
@@ -50,7 +47,7 @@ def estimate(
     captured: CapturedModel,
     device: DeviceKind | str,
     *,
-    degrees: Sequence[int] = DEGREES,
+    degrees: Sequence[int] = DEFAULT_DEGREES,
     efficiencies: Efficiencies | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Profile:

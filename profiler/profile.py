@@ -7,6 +7,10 @@ from typing import Literal
 from dpart.compiler.graph import ModelGraph
 
 
+DEFAULT_DEGREES = (1, 2, 4, 8)
+"""Tensor-parallel degrees that are estimated unless told otherwise: a group fits in a host."""
+
+
 @dataclass(frozen=True)
 class SplitCost:
     """What one rank of a tensor-parallel group takes for a layer that is split over the group.

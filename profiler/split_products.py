@@ -121,7 +121,8 @@ def _embedding(walk: Walk, node: fx.Node) -> _Result:
     if node.op == "call_module":
         (ids,), name = node.all_input_nodes, f"{node.target}.weight"
     else:
-        ids, table = node.args[:2]
+        (first, table), ids = node.args[:2], node.all_input_nodes[0]
+        assert first is ids
         found = walk.parameter_of(table) if isinstance(table, fx.Node) else None
         if found is None or node.kwargs:
             return _whole(walk, node)

@@ -1,10 +1,11 @@
 """`RULES`: what becomes of a shard in every operation, by the name of the function, method or module.
 
-A rule runs its node on one rank's tensors and says how the result lies over the ranks. Products by parameters, look-ups
-and convolutions may start a shard; all others only pass one on, and raise `Unsplittable` where they cannot. Products are in
-`dpart.profiler.split_products`.
+A rule runs its node on one rank's tensors and says how the result lies over the ranks. Products by parameters,
+look-ups and convolutions (`dpart.profiler.split_products`) may start a shard; all others only pass one on, and raise
+`Unsplittable` where they cannot.
 """
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from dpart.profiler.split_products import PRODUCTS
+from dpart.profiler.views import place_in_view
 from dpart.profiler.walk import Rule, Shard, Unsplittable, Walk, turned
 
 _Result = tuple[Any, Shard | None]
@@ -68,57 +70,6 @@ def _view(walk: Walk, node: fx.Node) -> _Result:
     if dim is None:
         raise Unsplittable(state.origins)
     return walk.value(source).reshape(_local_shape(walk, _shape(node), dim)), Shard(dim, state.origins)
-
-
-def place_in_view(before: tuple[int, ...], after: tuple[int, ...], dim: int, degree: int) -> int | None:
-    """Where a view puts the dimension that is shared out; None where its parts are no part of the view.
-
-    A dimension that is taken apart is shared out by the outermost of its parts that the degree divides: which of its
-    indices a rank has is free, as long as all ranks have as many.
-    """
-    for ins, outs in _groups(before, after):
-        if dim not in ins:
-            continue
-        outer = _product(before[d] for d in ins if d < dim)
-        for out in outs:
-            inside = _product(after[d] for d in outs if d < out)
-            if inside == outer and after[out] == before[dim]:
-                return out
-        if outer != 1 or before[dim] % degree:
-            return None
-        for out in outs:
-            inside = _product(after[d] for d in outs if d < out)
-            if after[out] % degree == 0 and inside < before[dim]:
-                return out
-    return None
-
-
-def _groups(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """The smallest runs of dimensions that hold as many elements before as after."""
-    groups = []
-    i = j = 0
-    while i < len(before) or j < len(after):
-        ins, outs, sizes_in, sizes_out = [], [], 1, 1
-        while not ins or not outs or sizes_in != sizes_out:
-            if i < len(before) and (not ins or sizes_in < sizes_out or j == len(after)):
-                sizes_in *= before[i]
-                ins.append(i)
-                i += 1
-            elif j < len(after):
-                sizes_out *= after[j]
-                outs.append(j)
-                j += 1
-            else:
-                break
-        groups.append((ins, outs))
-    return groups
-
-
-def _product(sizes: Any) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
 
 
 def _turn(walk: Walk, node: fx.Node) -> _Result:
@@ -211,16 +162,15 @@ def _reduction(walk: Walk, node: fx.Node) -> _Result:
 def _normalisation(walk: Walk, node: fx.Node) -> _Result:
     """Layer and RMS normalisation: over the last dimensions, which must be whole."""
     source, state = _only(walk, node)
-    sizes = (
-        walk.submodule(node).normalized_shape if node.op == "call_module" else _argument(node, 1, "normalized_shape")
-    )
+    module = walk.submodule(node) if node.op == "call_module" else None
+    sizes: Any = _argument(node, 1, "normalized_shape") if module is None else module.normalized_shape
     if state.dim >= len(_shape(source)) - len(sizes):
         raise Unsplittable(state.origins)
     return walk.call(node), state
 
 
 def _batch_norm(walk: Walk, node: fx.Node) -> _Result:
-    source, state = _only(walk, node)
+    _, state = _only(walk, node)
     if state.dim != 1 or node.op != "call_module":
         raise Unsplittable(state.origins)
     for name, tensor in (*walk.submodule(node).named_parameters(), *walk.submodule(node).named_buffers()):
@@ -262,23 +212,26 @@ def _cross_entropy(walk: Walk, node: fx.Node) -> _Result:
     classes = min(1, len(shape) - 1)
     if state.dim != classes or node.args[0] is not source or node.kwargs.get("weight") is not None:
         raise Unsplittable(state.origins)
-    rows = _product(size for d, size in enumerate(shape) if d != classes)
+    rows = math.prod(size for d, size in enumerate(shape) if d != classes)
     walk.reduced_bytes += [4 * rows] * 3
     walk.marks.add("vocabulary")
     return walk.call(node), None
 
 
 _ELEMENTWISE = (
-    "add sub rsub mul truediv neg pow gelu relu relu_ silu sigmoid tanh exp log sqrt rsqrt sin cos erf abs square "
-    "dropout dropout_ to float type_as clone contiguous detach masked_fill masked_fill_ where clamp clamp_ leaky_relu "
-    "elu mish hardtanh hardswish hardsigmoid relu6 softplus logsigmoid maximum minimum eq ne lt le gt ge invert and or "
-    "ReLU ReLU6 GELU SiLU Sigmoid Tanh ELU LeakyReLU Mish Hardswish Hardsigmoid Hardtanh Softplus Dropout Identity"
-).split()
+    "add", "sub", "rsub", "mul", "truediv", "neg", "pow", "gelu", "relu", "relu_", "silu", "sigmoid", "tanh", "exp",
+    "log", "sqrt", "rsqrt", "sin", "cos", "erf", "abs", "square", "dropout", "dropout_", "to", "float", "type_as",
+    "clone", "contiguous", "detach", "masked_fill", "masked_fill_", "where", "clamp", "clamp_", "leaky_relu", "elu",
+    "mish", "hardtanh", "hardswish", "hardsigmoid", "relu6", "softplus", "logsigmoid", "maximum", "minimum", "eq", "ne",
+    "lt", "le", "gt", "ge", "invert", "and", "or", "ReLU", "ReLU6", "GELU", "SiLU", "Sigmoid", "Tanh", "ELU",
+    "LeakyReLU", "Mish", "Hardswish", "Hardsigmoid", "Hardtanh", "Softplus", "Dropout", "Identity",
+)  # fmt: skip
 _VIEWS = ("view", "reshape", "flatten", "unsqueeze", "squeeze", "unflatten", "view_as", "Flatten", "Unflatten")
 _CHANNELS = (
-    "MaxPool1d MaxPool2d AvgPool1d AvgPool2d AdaptiveAvgPool1d AdaptiveAvgPool2d Upsample Dropout2d max_pool1d "
-    "max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d interpolate"
-).split()
+    "MaxPool1d", "MaxPool2d", "AvgPool1d", "AvgPool2d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "Upsample",
+    "Dropout2d", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    "interpolate",
+)  # fmt: skip
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {

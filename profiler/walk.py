@@ -201,7 +201,8 @@ class Walk:
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if node.op == "call_function":
-            return (on_gpu(node.target) if self.gpu else node.target)(*args, **kwargs)
+            function: Any = on_gpu(node.target) if self.gpu else node.target
+            return function(*args, **kwargs)
         module = self.submodule(node)
         run = on_gpu(module) if self.gpu else module
         if run is not module:

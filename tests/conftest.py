@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from dpart.compiler.graph import Layer, ModelGraph, Parameter, Value
-from dpart.profiler.profile import LayerCost, Machine, Profile
+from dpart.profiler.profile import LayerCost, Machine, Profile, SplitCost
 
 MiB = 2**20
 
@@ -15,6 +16,12 @@ MiB = 2**20
 def random_profile() -> Callable[..., Profile]:
     """By seed (and ``max_layers``): a few layers as a random graph, with a tied weight, integers and free layers."""
     return _random_profile
+
+
+@pytest.fixture
+def split_profile() -> Callable[..., Profile]:
+    """As `random_profile`, and every layer's cost known at tensor-parallel degrees 2 and 4."""
+    return lambda seed, max_layers=7: with_splits(_random_profile(seed, max_layers), seed)
 
 
 @pytest.fixture
@@ -51,6 +58,39 @@ def _random_profile(seed: int, max_layers: int = 7) -> Profile:
     ]
     seconds = [rng.choice([0.0, 1e-3, 2e-3, rng.uniform(1e-4, 5e-3)]) for _ in range(n)]
     return _profile(layers, values, parameters, seconds, rng)
+
+
+def with_splits(profile: Profile, seed: int) -> Profile:
+    """The profile with costs at degrees 2 and 4: some layers split, some run whole on every rank."""
+    rng = random.Random(seed)
+    costs = []
+    for cost in profile.costs:
+        split = rng.random() < 0.8
+        reduces = rng.randint(0, 2) if split else 0
+        splits = []
+        for degree in (2, 4):
+            part = degree if split else 1
+            less = rng.uniform(1.0, 1.3) / part
+            splits.append(
+                SplitCost(
+                    degree=degree,
+                    split="columns" if split else "replicated",
+                    forward_seconds=cost.forward_seconds * less,
+                    backward_seconds=cost.backward_seconds * less,
+                    weight_backward_seconds=cost.backward_seconds * less / 3,
+                    parameter_bytes=-(-cost.parameter_bytes // part),
+                    trainable_bytes=-(-cost.trainable_bytes // part),
+                    stash_bytes=-(-cost.stash_bytes // part) if rng.random() < 0.7 else cost.stash_bytes,
+                    workspace_bytes=-(-cost.workspace_bytes // part),
+                    forward_reduces=reduces,
+                    forward_reduce_bytes=reduces * rng.choice([0, 1, 3]) * MiB // 4,
+                    backward_reduces=reduces,
+                    backward_reduce_bytes=reduces * rng.choice([0, 1, 3]) * MiB // 4,
+                )
+            )
+        weight = cost.backward_seconds * rng.choice([0.0, 0.5])
+        costs.append(replace(cost, weight_backward_seconds=weight, splits=tuple(splits)))
+    return replace(profile, costs=tuple(costs))
 
 
 def _chain_profile(seconds: Sequence[float], *, value_bytes: int = MiB, parameter_bytes: int = MiB) -> Profile:

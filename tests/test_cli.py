@@ -171,12 +171,17 @@ def test_usage_errors_exit_2(folder) -> None:
     assert run("fly").exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["profile", "partition", "emit", "verify"])
+@pytest.mark.parametrize("command", ["profile", "partition", "emit", "verify", "compile", "explain", "diff"])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     done = run(command, "--help")
     assert done.exit_code == 0
     assert "Example" in done.output
     assert f"dpart {command}" in done.output
+
+
+def test_the_commands_load_torch_only_when_they_need_it() -> None:
+    code = "import sys, dpart; dpart.commands; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_help_loads_no_torch() -> None:

@@ -170,7 +170,7 @@ def test_a_range_ends_where_another_plan_wins(seed: int, random_profile: Callabl
     def stays(place: object, factor: float) -> bool:
         topology = with_bandwidth(TWO_LEVELS, place, factor)  # type: ignore[arg-type]
         best = partition(profile, topology)
-        return is_as_good(case.keep(plan, topology=topology).step_seconds, best.step_seconds)
+        return is_as_good(case.keep(plan, topology=topology).step_seconds, best.step_seconds, case.margin)
 
     found = sensitivity(profile, TWO_LEVELS, precision=precision, draws=1).bandwidths
     for place, ends in zip(level_places(TWO_LEVELS), found, strict=True):
@@ -190,15 +190,17 @@ def test_robustness_counts_draws(random_profile: Callable[[int], Profile]) -> No
     assert profile != perturbed(profile, 0.3, random.Random(7))
     exact = sensitivity(profile, TWO_LEVELS, relative_error=0.0, draws=2, precision=3.0).robustness
     assert (exact.same_share, exact.worst_loss, exact.mean_loss) == (1.0, 0.0, 0.0)
-    found = sensitivity(profile, TWO_LEVELS, relative_error=0.5, draws=8, seed=7, precision=3.0).robustness
+    options = {"relative_error": 0.5, "draws": 8, "seed": 7, "precision": 3.0, "tolerance": 1e-3}
+    found = sensitivity(profile, TWO_LEVELS, **options).robustness  # type: ignore[arg-type]
     rng, plan, case, losses = random.Random(7), partition(profile, TWO_LEVELS), case_of(profile, TWO_LEVELS, {}), []
     for _ in range(8):
         wrong = perturbed(profile, 0.5, rng)
-        best = partition(wrong, TWO_LEVELS).step_seconds
-        losses.append(max(0.0, case.keep(plan, profile=wrong).step_seconds / best - 1))
-    assert found.same_share == sum(loss <= 1e-6 for loss in losses) / 8 < 1
-    assert found.worst_loss == pytest.approx(max(losses)) > 0
-    assert found.mean_loss == pytest.approx(math.fsum(losses) / 8, abs=1e-6)
+        best = partition(wrong, TWO_LEVELS, tolerance=1e-3).step_seconds
+        loss = case.keep(plan, profile=wrong).step_seconds / best - 1
+        losses.append(loss if loss > 1e-3 else 0.0)
+    assert found.same_share == losses.count(0.0) / 8 < 1
+    assert found.worst_loss == pytest.approx(max(losses)) and found.worst_loss > 0
+    assert found.mean_loss == pytest.approx(math.fsum(losses) / 8)
     with pytest.raises(UserError, match="0 draws"):
         sensitivity(profile, TWO_LEVELS, draws=0)
 
@@ -220,12 +222,16 @@ def test_equal_layers_are_wrong_by_the_same_factor(chain_profile: Callable[..., 
         {"num_stages": 2, "sharding": (0, 1), "recompute": False, "optimizer": "sgd", "together": [("l0", "l1")]},
         {"max_stages": 2, "pins": {"l0": 0}, "memory_limit_bytes": 900 * MiB, "num_devices": 3},
         {"replicas": (2, 2), "tensor_parallel": (1,), "reduce_buckets": 2},
+        {"schedule": "auto", "num_stages": 4},
+        {"schedule": "2bw", "num_stages": 3},
     ],
 )
 def test_a_plan_has_its_question(options: dict[str, object], chain_profile: Callable[..., Profile]) -> None:
     profile = chain_profile([1e-3, 2e-3, 1e-3, 3e-3, 1e-3, 2e-3])
     plan = partition(profile, TWO_LEVELS, **options)  # type: ignore[arg-type]
-    assert case_of_plan(plan, profile).plan() == plan
+    case = case_of_plan(plan, profile)
+    assert case.plan() == plan
+    assert case.keep(plan).step_seconds == plan.step_seconds
     with pytest.raises(UserError, match="made from another profile"):
         case_of_plan(plan, replace(profile, batch_size=31))
 
@@ -239,14 +245,14 @@ def test_the_command_explains_profiles_and_plans(tmp_path, chain_profile: Callab
     write_file(profile, tmp_path / "profile.json")
     (tmp_path / "t.yaml").write_text(topology_text(ONE_LEVEL))
     done = run(
-        "explain", tmp_path / "profile.json", "-t", tmp_path / "t.yaml", "--devices", 3, "--target-step", "90 ms",
+        "explain", tmp_path / "profile.json", "-t", tmp_path / "t.yaml", "--devices", 3, "--target-step", "100 ms",
         "--draws", 2, "-o", tmp_path / "explain.json",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     for part in ("Step time by number of devices", "$/M samples", "fewest found for", "Bottleneck: stage", "2 draws"):
         assert part in done.output, part
     found = read_file(Explanation, tmp_path / "explain.json")
-    expected = explain(profile, ONE_LEVEL, num_devices=3, target_step_seconds=0.09, draws=2)
+    expected = explain(profile, ONE_LEVEL, num_devices=3, target_step_seconds=0.1, draws=2)
     assert found == expected
 
     plan = with_profile(partition(profile, ONE_LEVEL, num_devices=3), "profile.json")
