@@ -92,7 +92,8 @@ def _profiles(job: Job, workload: Workload) -> tuple[dict[int, CapturedModel], t
         with bar("profiling" if job.estimate is None else "estimating") as progress:
             if job.estimate is not None:
                 # Captured without numbers: to be emitted, it is captured again.
-                found.append(dpart.estimate(model, job.estimate, degrees=job.degrees or DEFAULT_DEGREES, progress=progress))
+                degrees = job.degrees or DEFAULT_DEGREES
+                found.append(dpart.estimate(model, job.estimate, degrees=degrees, progress=progress))
             else:
                 found.append(dpart.profile(model, repeats=job.repeats, progress=progress))
                 captured[model.graph.microbatch_size] = model

@@ -55,12 +55,12 @@ def check(
     say = progress or (lambda text: None)
     evaluation = evaluator.evaluate(shape_of(plan.stages))
     step = evaluator.step_seconds(evaluator.play(evaluation))
+    limits = ", ".join(map(str, plan.pool_limits_bytes or (plan.memory_limit_bytes,)))
     checks = [
         _number("step of the plan", plan.step_seconds, step),
         _number("objective of the plan", certificate.objective_seconds, evaluation.objective_seconds),
-        Check("memory", f"at most {', '.join(map(str, plan.pool_limits_bytes or (plan.memory_limit_bytes,)))} B", f"{evaluation.short_bytes} B too much",
-              evaluation.short_bytes == 0),
-    ]  # fmt: skip
+        Check("memory", f"at most {limits} B", f"{evaluation.short_bytes} B too much", evaluation.short_bytes == 0),
+    ]
     least = min((b.bound_seconds for b in certificate.bounds), default=0.0)
     lower = min(least, certificate.best_objective_seconds)
     checks.append(_number("lower bound, from its parts", certificate.lower_bound_seconds, lower))
@@ -93,7 +93,8 @@ def _of_count(
     checks, reached = [], None
     for bound in sorted(bounds, key=lambda b: (b.floor_seconds, b.limit_seconds or np.inf)):
         limit = np.inf if bound.limit_seconds is None else bound.limit_seconds
-        value = table.bound(limit, bound.multiplier_seconds) + bound.floor_seconds
+        least = table.counted(limit) if bound.proof == "counted" else table.bound(limit, bound.multiplier_seconds)
+        value = least + bound.floor_seconds
         name = f"{count} replicas, bottleneck {bound.floor_seconds:.6g} to {limit:.6g} s"
         checks.append(_at_least(name, bound.bound_seconds, value))
         if reached is None and bound.floor_seconds <= 0:
@@ -153,7 +154,7 @@ class _Plain:
     def __init__(self, prices: Prices, num_replicas: int, num_devices: int, stages: range, pins: Sequence[Pin]) -> None:
         self._pinned = pinned_stages(prices, pins) if pins else None
         self._prices, self._num_replicas, self._num_devices = prices, num_replicas, num_devices
-        self._budgets = prices.budgets(num_devices)
+        self._budgets = tuple(most // num_replicas * num_replicas for most in prices.budgets(num_devices))
         most = min(prices.num_states - 1, sum(most // num_replicas for most in self._budgets))
         self._counts = [n for n in stages if n <= most]
         self._priced = prices.ways(num_replicas, max(self._counts, default=1), num_devices)
@@ -168,6 +169,31 @@ class _Plain:
             return -np.inf
         paid = sum(price * most for price, most in zip(multipliers, self._budgets, strict=True))
         return self._least(limit, multipliers, 1.0) - paid
+
+    def counted(self, limit: float) -> float:
+        """The least latency within the devices, each counted: from the first state on, by devices used so far."""
+        if len(self._budgets) > 1 or self._pinned is not None or not self._counts:
+            return -np.inf
+        prices, units = self._prices, self._budgets[0] // self._num_replicas
+        order = np.argsort(prices.stop, kind="stable")
+        start, stop, signature = prices.start[order], prices.stop[order], prices.signature[order]
+        ahead = np.full((units + 1, prices.num_states), np.inf)
+        for n in range(max(self._counts), 0, -1):
+            into = ahead.copy()
+            if n in self._counts:
+                into[0, 0] = 0.0
+            ahead = np.full_like(into, np.inf)
+            for priced in self._priced:
+                latency, busy = priced.latency_seconds[n - 1], priced.busy_seconds[n - 1]
+                weight = np.where(np.isfinite(busy) & (busy <= limit), latency, np.inf)[signature]
+                here = np.flatnonzero(np.isfinite(weight))
+                if len(here) and priced.degree <= units:
+                    through = into[: units + 1 - priced.degree, start[here]] + weight[here]
+                    first = np.flatnonzero(np.diff(stop[here], prepend=-1))
+                    best = np.minimum.reduceat(through, first, axis=1)
+                    ends = stop[here][first]
+                    ahead[priced.degree :, ends] = np.minimum(ahead[priced.degree :, ends], best)
+        return float(ahead[:, -1].min())
 
     def fewest(self, limit: float) -> float:
         """Devices that a plan within the limit needs."""

@@ -105,7 +105,7 @@ def _thinned(profile: Profile, graph: ModelGraph, places: Mask, max_states: int)
     kept = [0, *inner[low].tolist(), len(places) - 1]
     if len(kept) > max_states:
         seconds = places[kept] @ np.array([c.forward_seconds + c.backward_seconds for c in profile.costs])
-        wanted = np.linspace(0.0, seconds[-1], max_states)
+        wanted = np.linspace(0.0, seconds[-1], max_states)[1:-1]
         nearest = np.abs(seconds[:, None] - wanted[None, :]).argmin(axis=0)
         kept = sorted({0, len(places) - 1} | {kept[i] for i in nearest.tolist()})
     return np.array(kept)

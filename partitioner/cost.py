@@ -234,7 +234,8 @@ class StageSeconds:
             return (own - 1) * self.latency_seconds + self.exposed_seconds
         rounds = own if terms.schedule == "pipedream" else 1
         compute = np.maximum(self.forward_seconds + self.backward_seconds, self.receive_seconds)
-        return np.maximum(own * compute, rounds * self.all_reduce_seconds)
+        busy: Matrix = np.maximum(own * compute, rounds * self.all_reduce_seconds)
+        return busy
 
     def path_seconds(self, terms: Terms) -> Matrix:
         """What the stage adds to the time of a step, besides the bottleneck; nothing where steps follow without end."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpart.partitioner.budgeted import Budgeted
 from dpart.partitioner.options import Floats
 from dpart.partitioner.plan import Pin
 from dpart.partitioner.prices import Priced, Prices
@@ -63,6 +64,10 @@ class Path:
         return self.busy_seconds + self.latency_seconds
 
 
+COUNTED = 24
+"""Devices for one copy of the pipeline, up to which they are counted and not priced."""
+
+
 class Counted:
     """All plans with `num_replicas` replicas of every stage."""
 
@@ -87,8 +92,10 @@ class Counted:
         """
         self.limit_seconds = limit_seconds
         self.pinned = pinned_stages(prices, pins) if pins else None
-        self.prices, self.num_replicas, self.num_devices = prices, num_replicas, num_devices
-        self.budgets, self._edges = prices.budgets(num_devices), prices.edges
+        self.prices, self.num_replicas, self._edges = prices, num_replicas, prices.edges
+        # Devices that are no whole copy of a stage are of no use.
+        self.budgets = tuple(most // num_replicas * num_replicas for most in prices.budgets(num_devices))
+        self.num_devices = sum(self.budgets)
         deepest = min(prices.num_states - 1, sum(most // num_replicas for most in self.budgets))
         self.counts = range(1, deepest + 1) if stages is None else range(stages.start, min(stages.stop, deepest + 1))
         depth = max(self.counts, default=1)
@@ -106,12 +113,19 @@ class Counted:
 
     @cached_property
     def busy_values(self) -> Floats:
-        """Every value that a plan's bottleneck can have, ascending."""
-        return np.unique(np.concatenate([slot.busy[np.isfinite(slot.busy)] for slot in self._slots] or [np.zeros(0)]))
+        """Every value that a plan's bottleneck can have, ascending; of unlike devices only those that may be needed."""
+        if len(self.budgets) == 1:
+            return np.unique(
+                np.concatenate([slot.busy[np.isfinite(slot.busy)] for slot in self._slots] or [np.zeros(0)])
+            )
+        own = self.prices.terms.own_microbatches(self.num_replicas) - 1
+        power = sum(speed * most for speed, most in zip(self.prices.speeds, self.budgets, strict=True))
+        mean = own * self.prices.work.device_seconds * self.num_replicas / power
+        low, high = mean * (1 - 1e-9), min(self.limit_seconds, float(np.finfo(np.float64).max))
+        kept = [slot.busy[(slot.busy >= low) & (slot.busy <= high)] for slot in self._slots]
+        return np.unique(np.concatenate([*kept, np.zeros(0)]))
 
-    def solve(
-        self, limit_seconds: float, device_weight: float | Sequence[float], latency_weight: float
-    ) -> Path | None:
+    def solve(self, limit_seconds: float, device_weight: float | Sequence[float], latency_weight: float) -> Path | None:
         """The path of least weight with no stage above the limit; None if there is none.
 
         Args:
@@ -149,16 +163,50 @@ class Counted:
             stages.append((CountedStage(segment, n, int(slot.priced[n - 1, g])), best, g))
         return self._path(stages)
 
+    @property
+    def is_countable(self) -> bool:
+        """Whether devices can be counted to the unit, instead of being priced."""
+        return len(self.budgets) == 1 and self.pinned is None and self.num_devices <= COUNTED * self.num_replicas
+
+    def fastest(self, limit_seconds: float) -> Path | None:
+        """The path of least latency within the devices and with no stage above the limit, exact; None if none fits."""
+        limit_seconds = min(limit_seconds, self.limit_seconds, float(np.finfo(np.float64).max))
+        within = int(np.searchsorted(self._least_busy, limit_seconds, side="right"))
+        if not self.counts or not within or not self._slots:
+            return None
+        chosen = self.edges(within)
+        g = self._signature[chosen]
+        latency: dict[int, Floats] = {}
+        for slot in self._slots:
+            allowed = np.where(slot.busy[:, g] <= limit_seconds, slot.latency[:, g], np.inf)
+            latency[slot.degree] = np.minimum(latency.get(slot.degree, np.inf), allowed)
+        units = self.num_devices // self.num_replicas
+        table = Budgeted(self._edges.start[chosen], self._edges.stop[chosen], self._edges.num_nodes, latency, units)
+        value, count = table.best(self.counts)
+        if not np.isfinite(value):
+            return None
+        stages = []
+        for stage, n, degree in table.follow(count):
+            where = (n - 1, int(g[stage]))
+            best = min(
+                (v for v, s in enumerate(self._slots) if s.degree == degree and s.busy[where] <= limit_seconds),
+                key=lambda v: float(self._slots[v].latency[where]),
+            )
+            segment = int(self._edges.segment[chosen[stage]])
+            stages.append((CountedStage(segment, n, int(self._slots[best].priced[where])), best, where[1]))
+        return self._path(stages)
+
     def edges(self, within: int) -> npt.NDArray[np.intp]:
         """Indices of the edges whose signature is one of the first so many."""
         return np.flatnonzero(self._signature < within)
 
     def of_edges(self, of_ways: npt.NDArray[Any], chosen: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
-        """[N, X] of [W, N, G]: what holds of some edges, by their count from the end."""
-        if len(of_ways) == 1:
-            found: npt.NDArray[Any] = of_ways[0][:, self._signature[chosen]]
-            return found
-        return np.ascontiguousarray(of_ways[self._edges.way[chosen], :, self._signature[chosen]].T)
+        """[N, X] of [N, W * G]: what holds of some edges, by their count from the end."""
+        column = self._signature[chosen]
+        if len(self.budgets) > 1:
+            column = column + self._edges.way[chosen] * (of_ways.shape[1] // len(self._slots_of))
+        found: npt.NDArray[Any] = of_ways[:, column]
+        return found
 
     @cached_property
     def _slots_of(self) -> list[list[int]]:
@@ -167,11 +215,12 @@ class Counted:
         return [[v for v, slot in enumerate(self._slots) if slot.way == way] for way in range(ways)]
 
     def _cheapest(self, weights: list[Floats], within: int) -> Floats:
-        """[W, N, G]: the least weight of every way of `Edges`."""
+        """[N, W * G]: the least weight of every way of `Edges`, side by side."""
         if len(self.budgets) == 1:
-            return np.minimum.reduce(weights)[None]
+            least: Floats = np.minimum.reduce(weights)
+            return least
         none = np.full((len(weights[0]), within), np.inf)
-        return np.stack([np.minimum.reduce([none, *(weights[v] for v in slots)]) for slots in self._slots_of])
+        return np.hstack([np.minimum.reduce([none, *(weights[v] for v in slots)]) for slots in self._slots_of])
 
     def _path(self, found: list[tuple[CountedStage, int, int]]) -> Path:
         where = [(self._slots[slot], (stage.in_flight - 1, g)) for stage, slot, g in found]
@@ -225,16 +274,24 @@ def _stacked(priced: list[Priced], name: str, of_pool: list[npt.NDArray[np.intp]
 def _undominated(priced: list[Priced], first_pool: int, latency: Floats, busy: Floats) -> list[_Slot]:
     """Ways of one degree take the same devices: where one is no slower in both respects, others are left out."""
     slots = []
-    for kind in dict.fromkeys((p.pool, p.crossing, p.degree) for p in priced):
-        ways = np.array([v for v, p in enumerate(priced) if (p.pool, p.crossing, p.degree) == kind])
-        pool, crossing, degree = kind[0] - first_pool, *kind[1:]
+    for pool, degree in dict.fromkeys((p.pool, p.degree) for p in priced):
+        ways, crossing = (
+            np.array([v for v, p in enumerate(priced) if (p.pool, p.degree, p.crossing) == (pool, degree, crosses)])
+            for crosses in (False, True)
+        )
         own_latency, own_busy = latency[ways], busy[ways].copy()
         while np.isfinite(own_busy).any():
             best = own_busy.argmin(axis=0)[None]
             least_latency = np.take_along_axis(own_latency, best, axis=0)
             least_busy = np.take_along_axis(own_busy, best, axis=0)
             finite = np.where(np.isfinite(least_busy), least_latency, 0.0)
-            slots.append(_Slot(pool, crossing, degree, finite[0], least_busy[0], ways[best[0]]))
+            slots.append(_Slot(pool - first_pool, False, degree, finite[0], least_busy[0], ways[best[0]]))
+            if len(crossing):
+                # What crosses takes as much longer whatever the sharding.
+                chosen = crossing[best[0]]
+                there = [np.take_along_axis(values, chosen[None], axis=0)[0] for values in (latency, busy)]
+                finite = np.where(np.isfinite(there[1]), there[0], 0.0)[None]
+                slots.append(_Slot(pool - first_pool, True, degree, finite[0], there[1], chosen))
             own_busy[(own_latency >= least_latency) | ~np.isfinite(own_busy)] = np.inf
     return slots
 
@@ -246,13 +303,13 @@ class _Table:
         """
         Args:
             num_stages: Of the plan, where stages have to be told apart from the front.
-            cheap: [W, N, G]: of a way by its stage's count from the end and signature.
+            cheap: [N, W * G]: by the count from the end, of every way and signature.
             within: Signatures beyond have no stage within the limit.
         """
         edges = engine.prices.edges
         # Holding more microbatches never gets cheaper, so what is not to be had for one is not to be had.
         chosen = engine.edges(within)
-        self._edges = chosen[engine.of_edges(np.isfinite(cheap[:, :1]), chosen)[0]]
+        self._edges = chosen[engine.of_edges(np.isfinite(cheap[:1]), chosen)[0]]
         self._start, self._stop = edges.start[self._edges], edges.stop[self._edges]
         self._cheap: Floats = engine.of_edges(cheap, self._edges)
         if num_stages is not None:

@@ -79,8 +79,8 @@ def edges(start: Integers, stop: Integers, num_states: int, num_pools: int, chai
             )
     segment, first, last, pools, crossing = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((last, first))
-    columns = (column[order].astype(np.int64) for column in (segment, first, last, pools))
-    return Edges(2 + (num_states - 2) * num_pools, *columns, crossing[order])
+    segment, first, last, pools = (column[order].astype(np.int64) for column in (segment, first, last, pools))
+    return Edges(2 + (num_states - 2) * num_pools, segment, first, last, pools, crossing[order])
 
 
 def chained(graph: ModelGraph, member: Mask, start: Integers, stop: Integers) -> Mask:

@@ -70,6 +70,7 @@ def search(
     found: list[tuple[float, Counted, Path]] = []
     upper, timed_out = upper_seconds, False
     multipliers: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
     probed = _probe(prices, num_devices, counts, stages, pins, upper)
     upper = min([upper, *probed.values()])
     rest = sorted((d for d in counts if d not in probed), key=lambda d: work_bound(prices, d, num_devices))
@@ -84,19 +85,26 @@ def search(
         limit = upper - prices.work.path_seconds
         engine = Counted(prices, count, num_devices, stages=stages, pins=pins, limit_seconds=limit)
         say(f"{count} replicas, best {upper:.4g} s" if np.isfinite(upper) else f"{count} replicas")
-        scanned = scan(engine, upper_seconds=upper, tolerance=tolerance, deadline=deadline, multipliers=multipliers)
-        multipliers = _hint(scanned, multipliers)
+        scanned = scan(
+            engine,
+            upper_seconds=upper,
+            tolerance=tolerance,
+            deadline=deadline,
+            multipliers=multipliers,
+            weights=weights,
+        )
+        multipliers, weights = _hint(scanned, multipliers), scanned.weights
         bounds += _bounds(count, scanned)
         paths = sorted(scanned.paths, key=lambda path: path.objective_seconds)[:_KEPT_PER_COUNT]
         found += [(path.objective_seconds, engine, path) for path in paths]
+        found = sorted(found, key=lambda item: item[0])[:_KEPT]
         upper = min([upper, *(path.objective_seconds for path in paths)])
     if np.isfinite(upper):
         # What has no plan at all has none as good as the best.
         none = [count for count in counts if count not in {b.num_replicas for b in bounds}]
         bounds += [Bound(count, 0.0, None, (0.0,) * len(prices.pools), upper, "dual") for count in none]
-    found.sort(key=lambda item: item[0])
     lower = min((b.bound_seconds for b in bounds), default=np.inf)
-    plans = tuple((shape(engine, path), value) for value, engine, path in found[:_KEPT])
+    plans = tuple((shape(engine, path), value) for value, engine, path in found)
     return Outcome(plans, tuple(bounds), lower, timed_out)
 
 
@@ -145,7 +153,7 @@ def shape(engine: Counted, path: Path) -> Shape:
 
 def _hint(scanned: Scan, known: tuple[float, ...]) -> tuple[float, ...]:
     """Multipliers to begin with for the next number of replicas: the highest; of several pools those that bind."""
-    good = [i for i in scanned.intervals if np.isfinite(i.multipliers).all()]
+    good = [i for i in scanned.intervals if i.multipliers and np.isfinite(i.multipliers).all()]
     if good and len(good[0].multipliers) > 1:
         return min(good).multipliers
     return (max([*known, *(i.multipliers[0] for i in good)]),) if good else known
@@ -159,7 +167,7 @@ def _bounds(count: int, scanned: Scan) -> list[Bound]:
             i.limit_seconds if np.isfinite(i.limit_seconds) else None,
             tuple(m if np.isfinite(m) else 0.0 for m in i.multipliers),
             i.bound_seconds,
-            "dual",
+            "dual" if i.multipliers else "counted",
         )
         for i in scanned.intervals
     ]

@@ -7,8 +7,9 @@ The objective is ``max busy + sum latency`` under at most K devices. Take the pl
     L(limit) = max over multiplier of  min over plans with no stage above limit of
                sum latency + multiplier * (devices - K)
 
-Unlike devices have a multiplier each (``multipliers.py``). Intervals are laid end to end from the smallest bottleneck that K devices can reach to where the floor alone is above
-the best plan known. The least of their bounds holds for all plans; every plan met on the way that has no more than
+Unlike devices have a multiplier each (``multipliers.py``); a few are counted instead (``budgeted.py``). Intervals are
+laid end to end from the smallest bottleneck that K devices can reach to where the floor alone is above the best plan
+known. The least of their bounds holds for all plans; every plan met on the way that has no more than
 K devices is a candidate. The interval with the weakest bound is split, until it is as good as the best plan.
 """
 
@@ -49,11 +50,13 @@ class Scan:
         paths: Plans within the devices, the best last.
         intervals: In the order of their floors; the last one has no upper end.
         bound_seconds: The least of their bounds.
+        weights: Of a device of each pool, by which they were last proved too few; empty for none.
     """
 
     paths: tuple[Path, ...]
     intervals: tuple[Interval, ...]
     bound_seconds: float
+    weights: tuple[float, ...] = ()
 
 
 @dataclass
@@ -65,7 +68,7 @@ class _Search:
     tolerance: float = 0.0
     hint: tuple[float, ...] = ()
     paths: list[Path] = field(default_factory=list)
-    too_few: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
 
     def meet(self, path: Path | None) -> Path | None:
         """Keeps a plan that fits and is better than all so far."""
@@ -77,6 +80,9 @@ class _Search:
 
     def dual(self, limit_seconds: float, wanted_seconds: float) -> tuple[float, tuple[float, ...]]:
         """(bound of the latency, multipliers): the best, or the first ones whose bound is all that is wanted."""
+        if self.engine.is_countable:
+            path = self.meet(self.engine.fastest(limit_seconds))
+            return (np.inf if path is None else path.latency_seconds), ()
         if len(self.engine.budgets) == 1:
             bound, multiplier = self._dual(limit_seconds, wanted_seconds, *self.hint)
             return bound, (multiplier,)
@@ -91,14 +97,16 @@ class _Search:
         return bound, multipliers
 
     def proves_too_few(self, limit_seconds: float) -> bool:
-        """Whether the devices are proved too few for a limit; `too_few` then has the weights that prove it."""
+        """Whether the devices are proved too few for a limit; `weights` then are those that prove it."""
         if len(self.engine.budgets) == 1:
             few = self.meet(self.engine.solve(limit_seconds, 1.0, 0.0))
             return few is None or few.devices > self.engine.num_devices
         found = proof_of_too_few(
-            lambda weights, latency: self.meet(self.engine.solve(limit_seconds, weights, latency)), self.engine.budgets
+            lambda weights, latency: self.meet(self.engine.solve(limit_seconds, weights, latency)),
+            self.engine.budgets,
+            self.weights or self.engine.prices.speeds,
         )
-        self.too_few = found or self.too_few
+        self.weights = found or self.weights
         return found is not None
 
     def _dual(self, limit_seconds: float, wanted_seconds: float, hint: float = 0.0) -> tuple[float, float]:
@@ -154,6 +162,7 @@ def scan(
     tolerance: float = 1e-4,
     deadline: float = np.inf,
     multipliers: tuple[float, ...] = (),
+    weights: tuple[float, ...] = (),
 ) -> Scan:
     """Bounds all plans of an engine, and finds good ones.
 
@@ -162,15 +171,16 @@ def scan(
         tolerance: Relative distance of the bound from the best plan that is close enough.
         deadline: A value of ``time.perf_counter()`` past which intervals are no longer split.
         multipliers: To begin with: what was good for another number of replicas; empty for none.
+        weights: The same.
     """
-    search = _Search(engine, upper_seconds, tolerance, multipliers)
+    search = _Search(engine, upper_seconds, tolerance, multipliers, weights=weights)
     free = (0.0,) * len(engine.budgets)
     # Beyond the engine's limit there are only plans that are no better, for whatever a microbatch's way takes.
     beyond = [Interval(upper_seconds, engine.limit_seconds, np.inf, free)] if np.isfinite(engine.limit_seconds) else []
     fastest = search.meet(engine.solve(np.inf, 0.0, 1.0))
     if fastest is None:
         nothing = [Interval(upper_seconds, 0.0, engine.limit_seconds, free)] * (len(free) > 1 and bool(beyond))
-        return Scan((), (*nothing, *beyond), upper_seconds if beyond else np.inf)
+        return Scan((), (*nothing, *beyond), upper_seconds if beyond else np.inf, weights)
     least_latency = fastest.latency_seconds
     left = search.upper_seconds - least_latency
     if search.proves_too_few(left):
@@ -191,7 +201,7 @@ def scan(
     if len(free) > 1 and intervals and intervals[0].floor_seconds > 0:
         intervals.insert(0, _none_below(search, intervals[0].floor_seconds, least_latency))
     bound = min((i.bound_seconds for i in intervals), default=np.inf)
-    return Scan(tuple(search.paths), tuple(intervals), bound)
+    return Scan(tuple(search.paths), tuple(intervals), bound, search.weights)
 
 
 def _interval(search: _Search, floor: float, limit: float) -> Interval:
@@ -207,15 +217,19 @@ def _none_below(search: _Search, floor: float, latency: float) -> Interval:
     """
     limit, engine = float(np.nextafter(floor, 0.0)), search.engine
     enough = search.upper_seconds if np.isfinite(search.upper_seconds) else 1e3 * (floor + latency)
-    weights = np.array(search.too_few or (0.0,) * len(engine.budgets))
-    few = engine.solve(limit, weights.tolist(), 0.0)
-    if few is None:
-        return Interval(enough, 0.0, limit, tuple(weights.tolist()))
-    prices = weights * (enough / float(weights @ (np.array(few.by_pool) - engine.budgets)))
-    found = engine.solve(limit, prices.tolist(), 1.0)
-    assert found is not None, "there is a plan at other prices"
-    bound = found.latency_seconds + float(prices @ (np.array(found.by_pool) - engine.budgets))
-    return Interval(bound, 0.0, limit, tuple(prices.tolist()))
+    for weights in (search.weights, engine.prices.speeds):
+        few = engine.solve(limit, weights, 0.0) if weights else None
+        if not weights or few is None:
+            continue
+        short = float(np.array(weights) @ (np.array(few.by_pool) - engine.budgets))
+        if short > 1e-9 * float(np.array(weights) @ np.array(engine.budgets)):
+            prices = np.array(weights) * (enough / short)
+            found = engine.solve(limit, prices.tolist(), 1.0)
+            assert found is not None, "there is a plan at other prices"
+            bound = found.latency_seconds + float(prices @ (np.array(found.by_pool) - engine.budgets))
+            return Interval(bound, 0.0, limit, tuple(prices.tolist()))
+    bound, multipliers = search.dual(limit, enough)
+    return Interval(min(bound, enough), 0.0, limit, multipliers)
 
 
 def _smallest_limit(search: _Search, values: np.ndarray, left: float) -> int:

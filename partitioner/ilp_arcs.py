@@ -207,7 +207,8 @@ def worthwhile(made: Arcs, num_devices: int, limit: float) -> Arcs:
         for factor in _PRICES:
             some = made.only(_mask(rows, len(made)))
             price = factor * limit / num_devices
-            cost = some.of(some.options.latency_seconds) + price * some.of(some.options.devices)
+            devices = some.of(some.options.devices).astype(np.float64)
+            cost = some.of(some.options.latency_seconds) + price * devices
             bound = np.maximum(value[rows], begin) + some.through(cost) - price * num_devices
             rows = rows[bound <= limit]
         kept[rows] = True

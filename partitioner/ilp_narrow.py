@@ -13,6 +13,7 @@ import numpy as np
 from dpart.partitioner.ilp_arcs import Arcs, Mask, arcs, cheap, least_busy_seconds, relaxed, within, worthwhile
 from dpart.partitioner.labels import LabelSearch, Path
 from dpart.partitioner.options import Options
+from dpart.partitioner.pareto import Column
 from dpart.partitioner.sorted_options import SortedOptions
 
 SLACK = 1 + 1e-9
@@ -96,7 +97,7 @@ def narrowed(options: Options, asked: Asked, upper_seconds: float, max_labels: i
 def _useful(ordered: SortedOptions, asked: Asked, floor: float) -> SortedOptions:
     """Values are busy seconds, no less than the floor; without options that others make superfluous."""
     valued = replace(ordered, value=np.maximum(ordered.busy_seconds, floor))
-    needs = [*map(valued.devices_of, range(max(1, len(asked.budgets)))), valued.latency_seconds]
+    needs: list[Column] = [*map(valued.devices_of, range(max(1, len(asked.budgets)))), valued.latency_seconds]
     if asked.replicas is not None:
         # Fewer replicas are no better than those asked for.
         needs.append(-valued.replicas)

@@ -34,7 +34,7 @@ from dpart.partitioner.plan import Pin
 from dpart.partitioner.prices import Prices
 from dpart.partitioner.uneven import AllOptions
 
-__all__ = ["Asked", "Engine", "Found", "Programmed", "SolverError", "choose", "search"]
+__all__ = ["Asked", "Engine", "Found", "Programmed", "SolverError", "check_size", "choose", "pinned", "search"]
 
 Status = Literal["optimal", "gap", "stopped", "none"]
 
@@ -60,7 +60,7 @@ class Programmed:
         objective_seconds: Of it; infinite if there is none.
         lower_bound_seconds: No plan has a smaller objective, or none has one below the upper bound, if this is that.
         status: ``optimal``, to the tolerance of solvers, 1e-6; ``gap``: as close as was asked for; ``stopped`` by the
-            time limit; ``none``: there is no plan, or none up to the upper bound.
+            time limit; ``none``: there is no plan, or none up to the upper bound, to the same tolerance.
         num_variables: Of the programme; 0 if it was decided without a solver.
     """
 
@@ -131,7 +131,7 @@ def search(
     """
     began = time.perf_counter()
     solver = solver or first_engine()
-    _check_size(prices, num_devices)
+    check_size(prices, num_devices)
     problem = AllOptions(prices, num_devices)
     options = problem.options(upper_seconds * SLACK)
     asked = Asked(
@@ -140,7 +140,7 @@ def search(
         num_stages,
         max_stages,
         None if replicas is None else tuple(replicas),
-        tuple(_pinned(prices, options, pin) for pin in pins),
+        tuple(pinned(prices, options.num_states, pin) for pin in pins),
     )
     left = time_limit_seconds - (time.perf_counter() - began)
     found = choose(options, asked, upper_seconds=upper_seconds, time_limit_seconds=left, gap=gap, solver=solver)
@@ -191,7 +191,8 @@ def choose(
     if answer.values is not None:
         found = _path(made, np.array([answer.values.get(v.name, 0.0) > 0.5 for v in variables]))
         value = _objective(options, found)
-        if value < objective:
+        # Bounds leave arcs out one by one, and what is left may have other plans above the limit.
+        if value < min(objective, upper_seconds * SLACK):
             chosen, objective = found, value
     answer = replace(answer, bound=max(low, answer.bound * unit * (1 - TOLERANCE)))
     return _proved(answer, chosen, objective, upper_seconds, len(made))
@@ -201,12 +202,12 @@ def _proved(
     answer: Answer, chosen: tuple[int, ...] | None, objective: float, upper_seconds: float, num_variables: int
 ) -> Programmed:
     """What is known by a solver's answer, its bound in seconds, and of the best plan."""
-    if chosen is None:
-        if answer.status == "infeasible":
-            return Programmed(None, np.inf, upper_seconds, "none", num_variables)
-        return Programmed(None, np.inf, min(answer.bound, upper_seconds), "stopped", num_variables)
-    bound = min(answer.bound, objective * (1 - TOLERANCE))
     status: Status = "gap" if answer.status == "optimal" else "stopped"
+    if chosen is None:
+        if answer.status == "infeasible" or answer.bound >= upper_seconds * (1 - TOLERANCE):
+            status = "none"
+        return Programmed(None, np.inf, upper_seconds if status == "none" else answer.bound, status, num_variables)
+    bound = min(answer.bound, objective * (1 - TOLERANCE))
     if objective <= bound * (1 + 3 * TOLERANCE):
         status = "optimal"
     return Programmed(chosen, objective, bound, status, num_variables)
@@ -227,16 +228,20 @@ def _objective(options: Options, chosen: tuple[int, ...]) -> float:
     return float(options.busy_seconds[rows].max() + options.latency_seconds[rows].sum())
 
 
-def _pinned(prices: Prices, options: Options, pin: Pin) -> PinnedLayer:
+def pinned(prices: Prices, num_nodes: int, pin: Pin) -> PinnedLayer:
     """A pin by the nodes of the options, which are states, each once for every pool, but for the first and last."""
     layer = [layer.name for layer in prices.profile.graph.layers].index(pin.layer)
     pools = len(prices.pools)
-    states = (np.arange(options.num_states) + pools - 1) // pools
+    states = (np.arange(num_nodes) + pools - 1) // pools
     return PinnedLayer(prices.contraction.member[states, layer], pin.stage)
 
 
-def _check_size(prices: Prices, num_devices: int) -> None:
-    """Refuse what would not fit in memory here, before it is priced."""
+def check_size(prices: Prices, num_devices: int) -> None:
+    """Refuse what would not fit in memory here, before it is priced.
+
+    Raises:
+        SolverError: There are too many options.
+    """
     most, pools = min(num_devices, prices.terms.num_microbatches), len(prices.pools)
     ways = len(prices.freedom.degrees) * len(prices.shardings(2)) * (1 if pools == 1 else 2 * pools)
     depths = sum(-(-num_devices // replicas) for replicas in range(1, most + 1))

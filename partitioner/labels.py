@@ -234,9 +234,7 @@ def _within(options: SortedOptions, limits: Limits) -> SortedOptions:
     return replace(options, at_most=at_most).only(at_most > options.above)
 
 
-def _allowed(
-    options: SortedOptions, limits: Limits, device_column: int, budgets: Sequence[int] = ()
-) -> Allowed | None:
+def _allowed(options: SortedOptions, limits: Limits, device_column: int, budgets: Sequence[int] = ()) -> Allowed | None:
     """Whether what stands before a state can still be put in front of a label.
 
     Args:

@@ -22,7 +22,8 @@ from dpart.partitioner.options import Floats
 Solve = Callable[[Sequence[float], float], Path | None]
 """The cheapest plan by weights of a device of each pool, and of latency."""
 
-_MAX_ITERATIONS = 40
+_MAX_ITERATIONS, _MAX_TRIALS = 40, 10
+_SHARP = 0.1
 _HIGHEST = 1e4
 """No price is higher: so many times what is at stake, for each device."""
 
@@ -58,16 +59,22 @@ def best_multipliers(
             if value > best:
                 best, at = value, trial
         highest, trial = planes.highest()
-        if best >= wanted_seconds or highest - best <= max(tolerance_seconds, 1e-12 * stake) or not trial.any():
+        # Where what is wanted is out of reach, a bound need not be sharper than by a part of what is missing.
+        enough = max(tolerance_seconds, 1e-12 * stake, _SHARP * min(wanted_seconds - best, stake))
+        if best >= wanted_seconds or highest - best <= enough or not trial.any():
             break
     return best, tuple(at.tolist())
 
 
-def proof_of_too_few(solve: Solve, budgets: Sequence[int]) -> tuple[float, ...] | None:
-    """Weights by which every plan has more devices than there are; None if there are none, or none were found."""
+def proof_of_too_few(solve: Solve, budgets: Sequence[int], start: Sequence[float]) -> tuple[float, ...] | None:
+    """Weights by which every plan has more devices than there are; None if there are none, or none were found.
+
+    Args:
+        start: Weights to try first, such as those that proved it for another limit.
+    """
     planes = _Planes(budgets, 1.0, 1.0)
-    trial = 1.0 / np.array(budgets)
-    for _ in range(_MAX_ITERATIONS):
+    trial = np.array(start)
+    for _ in range(_MAX_TRIALS):
         found = solve(trial.tolist(), 0.0)
         if found is None or trial @ planes.excess(found) > 1e-9:
             return tuple(trial.tolist())
@@ -95,7 +102,8 @@ class _Planes:
 
     def excess(self, path: Path) -> Floats:
         """Devices of each pool that a plan has too many; negative where it has fewer."""
-        return np.array(path.by_pool, dtype=np.float64) - np.array(self.budgets)
+        excess: Floats = np.array(path.by_pool, dtype=np.float64) - np.array(self.budgets)
+        return excess
 
     def add(self, path: Path, latency_weight: float) -> float:
         """Adds the plane of a plan; its height where nothing has a price."""
@@ -129,7 +137,7 @@ class _Planes:
 
     @property
     def _unit(self) -> Floats:
-        return self.stake / np.array(self.budgets, dtype=np.float64)
+        return self.stake / np.maximum(np.array(self.budgets, dtype=np.float64), 1.0)
 
     def _keep(self, needed: set[int]) -> None:
         """The planes that hold the highest point up, and the latest: corners are few then."""

@@ -107,8 +107,9 @@ class Bound:
         limit_seconds: The largest; None for no upper end.
         multiplier_seconds: Price of a device of each pool.
         bound_seconds: No such plan has a smaller objective.
-        proof: ``dual``: the bound follows from the price. ``work``: from the work there is, without a search.
-            ``exhausted``: all such plans were looked at. ``programme``: the bound of an integer programme.
+        proof: ``dual``: the bound follows from the price. ``counted``: devices were counted, not priced. ``work``:
+            from the work there is, without a search. ``exhausted``: all such plans were looked at.
+            ``programme``: the bound of an integer programme.
     """
 
     num_replicas: int | None
@@ -116,7 +117,7 @@ class Bound:
     limit_seconds: float | None
     multiplier_seconds: tuple[float, ...]
     bound_seconds: float
-    proof: Literal["dual", "work", "exhausted", "programme"]
+    proof: Literal["dual", "counted", "work", "exhausted", "programme"]
 
 
 @dataclass(frozen=True)

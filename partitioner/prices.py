@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpart.partitioner.contraction import Contraction
-from dpart.partitioner.cost import Place, Terms, best_place, forward_seconds, memory, stage_seconds
+from dpart.partitioner.cost import Place, Terms, best_place, forward_seconds, memory, stage_seconds, transfer_seconds
 from dpart.partitioner.crossings import Edges, chained, edges, joint
 from dpart.partitioner.evaluate import StageShape
 from dpart.partitioner.options import Floats, Integers
@@ -29,6 +29,9 @@ from dpart.partitioner.topology import Level, Topology
 from dpart.profiler.profile import Profile
 
 _CHOICES = 1 << 32
+_KEPT = 48
+"""Tables of prices that are remembered: those of a few numbers of replicas."""
+
 _BYTES = 1 << 44
 """More than any stage saves of one microbatch: 16 TiB."""
 
@@ -268,13 +271,20 @@ class Prices:
         count = self.num_signatures if num_signatures is None else num_signatures
         key = (degree, sharding, num_replicas, depth, count, crossing)
         if key not in self._priced:
+            while len(self._priced) >= _KEPT:
+                del self._priced[next(iter(self._priced))]
             self._priced[key] = self._price(*key)
         return self._priced[key]
 
-    def _price(
-        self, degree: int, sharding: int, num_replicas: int, depth: int, count: int, crossing: bool
-    ) -> Priced:
+    def _price(self, degree: int, sharding: int, num_replicas: int, depth: int, count: int, crossing: bool) -> Priced:
         q, terms = _first(self._quantities[degree], count), self.terms
+        if crossing and terms.is_synchronous:
+            same = self.price(degree, sharding, num_replicas, depth, count)
+            near, far = (self._place(degree, num_replicas, crosses).incoming for crosses in (False, True))
+            more = transfer_seconds(q.received_bytes, q.returned_bytes, far)
+            more = more - transfer_seconds(q.received_bytes, q.returned_bytes, near)
+            busy = same.busy_seconds + (terms.own_microbatches(num_replicas) - 1) * more
+            return replace(same, latency_seconds=same.latency_seconds + more, busy_seconds=busy, crossing=True)
         own = terms.own_microbatches(num_replicas)
         behind = np.ceil(terms.warm_up_depth * np.arange(depth)).astype(np.int64)
         held = np.full((1, 1), own) if terms.schedule == "gpipe" else np.minimum(1 + behind, own)[:, None]
@@ -301,8 +311,9 @@ class Prices:
         latency = np.where(fits, seconds.path_seconds(terms), np.inf)
         busy = np.where(fits, seconds.busy_seconds(terms, num_replicas), np.inf)
         shape = (depth, count)
-        whole = (np.broadcast_to(values, shape) for values in (latency, busy, np.where(fits, choice, -1)))
-        return Priced(degree, sharding, num_replicas, *whole, self.pool, crossing)
+        chosen = np.where(fits, choice, -1)
+        latency, busy, chosen = (np.broadcast_to(values, shape) for values in (latency, busy, chosen))
+        return Priced(degree, sharding, num_replicas, latency, busy, chosen, self.pool, crossing)
 
     @cached_property
     def work(self) -> Work:
@@ -314,12 +325,16 @@ class Prices:
         path = float(least.sum()) if self.terms.is_synchronous else 0.0
         return Work(float((ranks * seconds).min(axis=0).sum()), path, float(least.max()))
 
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Of a device of each pool, against one of the first."""
+        return tuple(prices.topology.device.speed / self.topology.device.speed for prices in self.pools)
+
     def power(self, num_devices: int) -> float:
         """So many devices of all pools, by their speeds, counted in devices of the first pool."""
         if len(self.pools) == 1:
             return num_devices
-        speeds = [prices.topology.device.speed / self.topology.device.speed for prices in self.pools]
-        return sum(speed * count for speed, count in zip(speeds, self.budgets(num_devices), strict=True))
+        return sum(speed * count for speed, count in zip(self.speeds, self.budgets(num_devices), strict=True))
 
     def _nothing(self, degree: int) -> Integers:
         """[G]: the choice that recomputes nothing."""
@@ -455,7 +470,7 @@ def _rows(classes: Classes, counts: Integers, room: float) -> _Rows:
     saved = np.floor(np.concatenate([r.saved_bytes for r in found])).astype(np.int64)
     return _Rows(
         room_bytes=room,
-        concerned=(counts[:, classes.room_bytes == room] > 0).any(axis=1),
+        concerned=np.asarray((counts[:, classes.room_bytes == room] > 0).any(axis=1), dtype=np.bool_),
         choices=found,
         of_signature=of_signature.ravel().astype(np.int64),
         first=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),

@@ -134,5 +134,5 @@ def fits(prices: Prices, num_devices: int, *, num_stages: int | None = None, max
     options = AllOptions(prices, num_devices).options(np.inf)
     if not len(options.start):
         return False
-    search = LabelSearch(options)
-    return search.least(max_devices=num_devices, num_stages=num_stages, max_stages=max_stages) is not None
+    labels = LabelSearch(options)
+    return labels.least(max_devices=num_devices, num_stages=num_stages, max_stages=max_stages) is not None

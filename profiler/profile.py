@@ -6,7 +6,6 @@ from typing import Literal
 
 from dpart.compiler.graph import ModelGraph
 
-
 DEFAULT_DEGREES = (1, 2, 4, 8)
 """Tensor-parallel degrees that are estimated unless told otherwise: a group fits in a host."""
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from full_space import Best, FullSpace, Row
+
 from dpart.partitioner.cost import Terms
 from dpart.partitioner.evaluate import Evaluator
 from dpart.partitioner.plan import Plan
 from dpart.partitioner.prices import Freedom
 from dpart.partitioner.topology import Device, Level, Topology
 from dpart.profiler.profile import Profile
-from full_space import Best, FullSpace, Row
 
 GiB = 2**30
 NO_LIMIT = 2**50

@@ -166,6 +166,10 @@ class FullSpace:
                     least, shape = objective, self.shape(row, ways, chosen)
         return Best(least, shape, tried)
 
+    def choices(self, before: Layers, upto: Layers, replicas: int, degree: int, held: int) -> list[Choice]:
+        """What a stage can do on a straight place with so many microbatches in flight, by latency; none if empty."""
+        return self._choices(before, upto, replicas, degree, held, self._straight(replicas, degree))
+
     def least_bytes(self, stages: Sequence[int] | None = None) -> int:
         """The smallest limit under which some plan fits."""
         least = math.inf
@@ -204,18 +208,21 @@ class FullSpace:
         ways = tuple((stage.num_replicas, stage.degree) for stage in shape)
         placed = self._placed(ways)
         assert placed is not None
-        found = []
-        for stage, (before, upto, r, t, held, spot) in zip(
-            shape, self._stages(row, ways, self._spots(row, ways, placed)), strict=True
-        ):
-            facts = self._facts(before, upto, t)
-            again = saved = room = 0.0
-            for region in stage.recompute:
-                seconds, less, needs = self._region(frozenset(self._column[name] for name in region), t)
-                again, saved, room = again + seconds, saved + less, max(room, needs)
-            latency, busy = self.seconds(facts, r, stage.sharding, again, spot)
-            found.append((latency, busy, self.peak(facts, r, stage.sharding, held, saved, room)))
+        stages = zip(shape, self._stages(row, ways, self._spots(row, ways, placed)), strict=True)
+        found = [self.one_stage(before, upto, stage, held, spot) for stage, (before, upto, _, _, held, spot) in stages]
         return max(f[1] for f in found) + sum(f[0] for f in found), int(max(f[2] for f in found))
+
+    def one_stage(
+        self, before: Layers, upto: Layers, stage: StageShape, held: int, spot: Spot | None = None
+    ) -> tuple[float, float, float]:
+        """(latency, busy, peak bytes) of a stage, on a straight place if none is given."""
+        facts, r = self._facts(before, upto, stage.degree), stage.num_replicas
+        again = saved = room = 0.0
+        for region in stage.recompute:
+            seconds, less, needs = self._region(frozenset(self._column[name] for name in region), stage.degree)
+            again, saved, room = again + seconds, saved + less, max(room, needs)
+        latency, busy = self.seconds(facts, r, stage.sharding, again, spot or self._straight(r, stage.degree))
+        return latency, busy, self.peak(facts, r, stage.sharding, held, saved, room)
 
     def shape(self, row: Row, ways: Ways, chosen: Sequence[Choice]) -> Shape:
         """By the names of the layers."""

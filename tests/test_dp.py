@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from full_cases import Case, GiB, draw_case, one_level, two_levels
 
 from dpart.partitioner import dp
 from dpart.partitioner.certificates import check_plan
@@ -15,7 +16,6 @@ from dpart.partitioner.partition import NoPlanError, partition
 from dpart.partitioner.prices import Prices
 from dpart.partitioner.topology import Device, Level, Topology
 from dpart.profiler.profile import Profile
-from full_cases import ASKED, GiB, Case, draw_case, one_level, two_levels
 
 MiB = 2**20
 Maker = Callable[..., Profile]
@@ -148,3 +148,115 @@ def test_with_equal_replicas_the_best_plan_lies_between_the_bounds(
         assert found >= best * (1 - 1e-9)
         exact += close(found, best)
     assert exact >= least_exact * len(seeds)
+
+
+@pytest.mark.parametrize("topology", [lambda rng: one_level(rng, 9), lambda rng: two_levels(rng, 3)])
+def test_bounds_hold_where_only_more_replicas_fit(topology: object, split_profile: Maker) -> None:
+    """State that is shared out gets smaller with every replica, also where none of them has less to compute."""
+    needed = 0
+    for seed in range(4100, 4140):
+        case = draw_case(seed, split_profile, topology, max_layers=3, shardings=((0, 1, 2, 3), (0, 3)))  # type: ignore[arg-type]
+        lower, best, found = equal_replicas(case)
+        assert lower <= best * (1 + 1e-9)
+        assert found >= best * (1 - 1e-9)
+        shape, m = case.best(equal=True).shape or (), case.terms.num_microbatches
+        needed += any(-(-m // (s.num_replicas - 1)) == -(-m // s.num_replicas) for s in shape if s.num_replicas > 1)
+    assert needed > 2
+
+
+def test_pins_are_kept_and_bounded_among_equal_replicas(split_profile: Maker) -> None:
+    kept = 0
+    for seed in range(5000, 5050):
+        case = draw_case(seed, split_profile, few_devices, max_layers=4, asked=("pins",))
+        best = case.best(equal=True)
+        try:
+            plan = partition(case.profile, case.topology, **case.keywords)
+        except NoPlanError:
+            assert best.shape is None
+            continue
+        assert plan.certificate is not None
+        assert case.keeps(plan)
+        assert plan.certificate.lower_bound_seconds <= best.objective * (1 + 1e-9)
+        assert all(check.holds for check in check_plan(plan, case.profile))
+        kept += 1
+    assert kept > 25
+
+
+def machine(devices: int, *, bandwidth: float = 2e9, latency: float = 1e-4) -> Topology:
+    return Topology(Device("cpu", GiB), (Level("machine", devices, bandwidth, latency),))
+
+
+def test_shares_of_bytes_are_rounded_the_same_way_by_all(chain_profile: Maker) -> None:
+    """A third of 2^20 parameters and of their gradients on each of three replicas: a limit to the byte is met."""
+    profile = chain_profile([1e-3], parameter_bytes=MiB)
+    options = {"optimizer": "sgd", "sharding": (3,), "replicas": (3,), "batch_size": 12}
+    plan = partition(profile, machine(3), **options)  # type: ignore[arg-type]
+    peak = plan.stages[0].memory.total_bytes
+    exact = partition(profile, machine(3), memory_limit_bytes=peak, **options)  # type: ignore[arg-type]
+    assert exact.stages == plan.stages
+    with pytest.raises(NoPlanError, match="1 bytes too much"):
+        partition(profile, machine(3), memory_limit_bytes=peak - 1, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_only_what_is_allowed_is_decided(seed: int, split_profile: Maker) -> None:
+    """Baselines are shown, but do not win, where their degree or sharding is not among those asked for."""
+    profile = split_profile(seed, 4)
+    for degrees, shardings in (((2,), (0,)), ((4,), (0,)), ((1, 2), (1,)), ((1,), (2, 3))):
+        plan = partition(profile, machine(4), tensor_parallel=degrees, sharding=shardings, batch_size=16)
+        assert {stage.tensor_parallel_degree for stage in plan.stages} <= set(degrees)
+        assert {s.optimizer_sharding for s in plan.stages if s.num_replicas > 1} <= set(shardings)
+
+
+def test_the_only_plan_is_found_again_after_it_was_probed(chain_profile: Maker) -> None:
+    """One stage on one device is as good as the work there is: nothing is left out for being no better than that."""
+    plan = partition(chain_profile([1e-3] * 3), machine(20), replicas=(1,), recompute=False)
+    assert plan.certificate is not None
+    assert plan.certificate.gap < 1e-8
+    assert all(check.holds for check in check_plan(plan, chain_profile([1e-3] * 3)))
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(10, 3), (30, 4), (38, 8), (42, 16), (61, 8)])
+def test_layers_that_do_not_divide_by_stages_are_all_there_once(layers: int, stages: int, chain_profile: Maker) -> None:
+    profile = chain_profile([1e-3] * layers)
+    for devices in (stages, 24):
+        plan = partition(profile, machine(devices), num_stages=stages)
+        assert len(plan.stages) == stages
+        assert [n for stage in plan.stages for n in stage.layers] == [layer.name for layer in profile.graph.layers]
+
+
+@pytest.mark.parametrize("devices", [8, 24])
+def test_devices_that_are_of_no_use_stay_idle_and_are_reported(devices: int, chain_profile: Maker) -> None:
+    """Two layers and two microbatches cannot keep more than four devices busy."""
+    plan = partition(chain_profile([1e-2] * 2), machine(devices), batch_size=8)
+    used = sum(len(stage.devices) for stage in plan.stages)
+    assert used <= 4
+    assert any(f"{devices - used} of {devices} devices stay idle" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("devices", [4, 24])
+def test_one_stage_that_wins_is_explained_and_shown_beside_two(devices: int, chain_profile: Maker) -> None:
+    """A small model and a slow link."""
+    plan = partition(chain_profile([1e-5] * 6), machine(devices, bandwidth=1e8))
+    assert len(plan.stages) == 1
+    assert any("One stage wins" in note for note in plan.notes)
+    assert any(len(other.replicas) > 1 and other.step_seconds is not None for other in plan.alternatives)
+    forced = partition(chain_profile([1e-5] * 6), machine(devices, bandwidth=1e8), num_stages=2)
+    assert forced.step_seconds > plan.step_seconds
+
+
+@pytest.mark.parametrize("devices", [4, 24])
+@pytest.mark.parametrize("latency", [0.0, 1e-4])
+def test_layers_that_take_no_time_make_no_stages_of_their_own(
+    devices: int, latency: float, chain_profile: Maker
+) -> None:
+    """Two of three layers, as in GNMT and NASNet; and a model in which nothing takes time."""
+    rng = random.Random(0)
+    seconds = [0.0 if i % 3 else rng.uniform(1e-3, 2e-3) for i in range(24)]
+    plan = partition(chain_profile(seconds), machine(devices, latency=latency))
+    check_coverage(chain_profile(seconds).graph, shape_of(plan.stages))
+    assert all(stage.forward_seconds > 0 for stage in plan.stages)
+    idle = partition(chain_profile([0.0] * 6), machine(devices, latency=latency))
+    assert idle.certificate is not None
+    assert idle.certificate.gap == 0
+    assert math.isfinite(idle.step_seconds)

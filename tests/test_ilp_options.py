@@ -1,4 +1,4 @@
-"""The integer programme over all ways to run stages: against trying everything, the label search, and broken solvers."""
+"""The integer programme over all ways to run stages: against trying everything, and with solvers that fail."""
 
 import dataclasses
 import math
@@ -220,7 +220,7 @@ def test_pins_and_replicas_are_part_of_the_programme(split_profile: Callable[...
             plans += found.shape is not None
         assert exactly.shape is None or tuple(s.num_replicas for s in exactly.shape) == replicas
         assert pinned.shape is None or names[layer] in pinned.shape[stage].layers
-    assert plans > 60
+    assert plans > 40
 
 
 def hard(seed: int = 0) -> Instance:
@@ -257,18 +257,22 @@ def test_out_of_time_the_gap_is_honest(exact: float) -> None:
     nothing = choose(made.options, made.asked, time_limit_seconds=0.0, upper_seconds=exact * 1.02, max_labels=0)
     assert nothing.status == "stopped" and nothing.chosen is None and nothing.objective_seconds == math.inf
     assert 0 < nothing.lower_bound_seconds <= exact
+    # The solver is stopped where it is.
+    midway = choose(made.options, made.asked, time_limit_seconds=1.5, upper_seconds=exact * 1.3, max_labels=0)
+    assert midway.lower_bound_seconds <= exact <= midway.objective_seconds * (1 + 1e-12)
+    assert midway.status == "optimal" or midway.lower_bound_seconds < midway.objective_seconds
 
 
 def test_to_the_end_a_large_programme_has_the_value_of_the_label_search(exact: float) -> None:
     made = hard()
-    found = choose(made.options, made.asked, upper_seconds=exact * 1.01, max_labels=0)
-    assert found.num_variables > 100
+    found = choose(made.options, made.asked, upper_seconds=exact * 1.1, max_labels=0)
+    assert found.num_variables > 500
     check(made, found, exact)
 
 
 def test_a_gap_that_was_asked_for_is_said(exact: float) -> None:
     made = hard()
-    found = choose(made.options, made.asked, upper_seconds=exact * 1.03, gap=0.02, max_labels=0)
+    found = choose(made.options, made.asked, upper_seconds=exact * 1.1, gap=0.02, max_labels=0)
     assert found.status in ("gap", "optimal") and found.chosen is not None and made.allows(found.chosen)
     assert found.lower_bound_seconds <= exact <= found.objective_seconds * (1 + 1e-12)
     assert found.objective_seconds <= found.lower_bound_seconds * 1.021

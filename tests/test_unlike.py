@@ -108,7 +108,8 @@ class Exhaustive:
     def frugal(self, stage: StageShape) -> list[StageShape]:
         """A stage with every set of layers recomputed and every sharding."""
         sets = itertools.chain.from_iterable(
-            itertools.combinations(stage.layers, n) for n in range(len(stage.layers) + 1 if self.freedom.recompute else 1)
+            itertools.combinations(stage.layers, n)
+            for n in range(len(stage.layers) + 1 if self.freedom.recompute else 1)
         )
         shardings = self.freedom.shardings if stage.num_replicas > 1 else (0,)
         return [
@@ -184,7 +185,9 @@ def large(chain_profile: Callable[..., Profile], **ask: object) -> tuple[Profile
 def test_certificates_of_many_devices_hold_and_tampered_ones_do_not(chain_profile, tmp_path) -> None:
     profile, plan = large(chain_profile)
     certificate = plan.certificate
-    assert certificate is not None and all(len(b.multiplier_seconds) == 2 for b in certificate.bounds if b.proof == "dual")
+    assert certificate is not None and all(
+        len(b.multiplier_seconds) == 2 for b in certificate.bounds if b.proof == "dual"
+    )
     assert any(b.proof == "dual" for b in certificate.bounds)
     assert certificate.gap < 0.05
     assert all(check.holds for check in check_plan(plan, profile))
@@ -230,9 +233,7 @@ def test_memory_that_binds_in_one_pool_alone(chain_profile) -> None:
     profile = chain_profile([1e-3, 1e-3, 1e-3])
     heavy = replace(profile.costs[1], parameter_bytes=100 * MiB, trainable_bytes=100 * MiB)
     parameter = replace(profile.graph.parameters[1], size_bytes=100 * MiB)
-    graph = replace(
-        profile.graph, parameters=(profile.graph.parameters[0], parameter, profile.graph.parameters[2])
-    )
+    graph = replace(profile.graph, parameters=(profile.graph.parameters[0], parameter, profile.graph.parameters[2]))
     profile = replace(profile, graph=graph, costs=(profile.costs[0], heavy, profile.costs[2]))
     small, roomy = pool("fast", 2, speed=20.0, memory=300 * MiB), pool("slow", 1, memory=GiB)
     plan = partition(profile, joined([small, roomy], net()), sharding=[0])
