@@ -37,24 +37,37 @@ _MAX_STEPS = 1e9
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asked of a plan's shape; None where nothing."""
+    """What the user asked of a plan; None where nothing."""
 
     num_stages: int | None = None
     max_stages: int | None = None
     replicas: tuple[int, ...] | None = None
     pins: tuple[Pin, ...] = ()
+    freedom: Freedom | None = None
 
     @property
     def is_any(self) -> bool:
         """Whether any shape will do."""
-        return self == Wanted()
+        return replace(self, freedom=None) == Wanted()
 
     def allows(self, stages: Sequence[StageShape | Stage]) -> bool:
         """Whether a plan with these stages is one."""
         replicas = tuple(stage.num_replicas for stage in stages)
-        return self.allows_replicas(replicas) and all(
-            pin.stage < len(stages) and pin.layer in stages[pin.stage].layers for pin in self.pins
+        return (
+            self.allows_replicas(replicas)
+            and all(pin.stage < len(stages) and pin.layer in stages[pin.stage].layers for pin in self.pins)
+            and all(self._allows_way(stage) for stage in stages)
         )
+
+    def _allows_way(self, stage: StageShape | Stage) -> bool:
+        """Whether a stage may run so; one replica has nothing to share out."""
+        if self.freedom is None:
+            return True
+        if isinstance(stage, StageShape):
+            degree, sharding = stage.degree, stage.sharding
+        else:
+            degree, sharding = stage.tensor_parallel_degree, stage.optimizer_sharding
+        return degree in self.freedom.degrees and (stage.num_replicas == 1 or sharding in self.freedom.shardings)
 
     def allows_replicas(self, replicas: Sequence[int]) -> bool:
         """Whether a plan may have these replicas."""
@@ -240,13 +253,15 @@ def largest_layer(space: Space, freedom: Freedom) -> tuple[str, int]:
     """The layer that needs most bytes in whatever stage it stands: one microbatch in flight, all else as allowed."""
     layers = space.profile.graph.layers
     alone = np.vstack([np.zeros((1, len(layers)), dtype=np.bool_), np.eye(len(layers), dtype=np.bool_)])
-    sharding, replicas = max(freedom.shardings), min(space.num_devices, space.terms.num_microbatches)
+    replicas = min(space.num_devices, space.terms.num_microbatches)
     each = []
     for degree in freedom.degrees:
         quantities = measure(space.profile, alone, degree)
-        parts = memory(quantities, space.terms, 1, num_replicas=replicas, sharding=sharding)
-        # Channels are left out: with its neighbours in the same stage it has none.
-        each.append((parts.total_bytes - parts.channel_bytes)[0, 1:])
+        # Sharing parameters out takes room to gather them in; a replica alone shares nothing.
+        for sharding, shared in ((0, 1), *((z, replicas) for z in freedom.shardings)):
+            parts = memory(quantities, space.terms, 1, num_replicas=shared, sharding=sharding)
+            # Channels are left out: with its neighbours in the same stage it has none.
+            each.append((parts.total_bytes - parts.channel_bytes)[0, 1:])
     needed = np.min(each, axis=0)
     most = int(needed.argmax())
     return layers[most].name, int(needed[most])

@@ -20,6 +20,7 @@ from dpart.partitioner.plan import Bound, Certificate
 from dpart.partitioner.prices import Freedom, Prices
 from dpart.partitioner.setting import Setting
 
+_MOST_BYTES = 1 << 60
 _FEW_DEVICES = 16
 _MAX_PROPOSED = 5
 _MANY_DEVICES, _MAX_PROPOSED_OF_MANY = 256, 3
@@ -103,8 +104,13 @@ def search(made: Setting, *, time_limit_seconds: float, tolerance: float) -> Cer
         plans = [(shape, best_known([Candidate("", shape)], evaluator, wanted)) for shape in dict(plans)]
     plans.sort(key=lambda plan: plan[1])
     named = [Candidate(describe(shape), shape) for shape in _distinct(shape for shape, _ in plans)]
+    proposed = [Candidate(describe(shape), shape) for shape in _distinct(outcome.proposed if outcome else ())]
     return Certified(
-        candidates=(*usual, *named[: _MAX_PROPOSED if space.num_devices <= _MANY_DEVICES else _MAX_PROPOSED_OF_MANY]),
+        candidates=(
+            *usual,
+            *named[: _MAX_PROPOSED if space.num_devices <= _MANY_DEVICES else _MAX_PROPOSED_OF_MANY],
+            *proposed,
+        ),
         bounds=tuple(bounds),
         lower_bound_seconds=lower,
         space=in_words(prices, wanted, covered=covered),
@@ -136,6 +142,8 @@ def least_memory(space: Space, freedom: Freedom, wanted: Wanted) -> int:
     low, high = space.terms.memory_limit_bytes, space.terms.memory_limit_bytes
     while not _some_plan(space, freedom, wanted, high):
         low, high = high, 2 * high
+        if high > _MOST_BYTES:
+            return high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _some_plan(space, freedom, wanted, middle) else (middle, high)

@@ -15,7 +15,7 @@ import numpy as np
 from dpart.partitioner import uneven
 from dpart.partitioner.counted import pinned_stages
 from dpart.partitioner.crossings import chained
-from dpart.partitioner.dp import replica_counts, work_bound
+from dpart.partitioner.dp import larger_counts, replica_counts, work_bound
 from dpart.partitioner.evaluate import Evaluator, shape_of
 from dpart.partitioner.options import Floats
 from dpart.partitioner.plan import Bound, Pin, Plan
@@ -73,23 +73,22 @@ def check(
         return [*checks, _exhausted(by_count[None], prices, num_devices, plan)]
     widest = max(prices.budgets(num_devices))
     wanted = list(question.replicas[:1]) if question.replicas else replica_counts(plan.num_microbatches, widest)
+    sharers = {own.start: own.stop - 1 for own in larger_counts(prices, widest)} if not question.replicas else {}
+    wanted += sharers
     missing = [count for count in wanted if count not in by_count]
     checks.append(Check("numbers of replicas covered", f"{len(by_count)}", f"{len(missing)} missing", not missing))
     stages = _stage_counts(plan, prices)
     for count, bounds in sorted((c, b) for c, b in by_count.items() if c is not None):
         say(f"{count} replicas")
-        checks += _of_count(count, bounds, prices, num_devices, stages, question.pins)
+        table = _Plain(prices, count, num_devices, stages, question.pins, sharers.get(count))
+        checks += _of_count(count, bounds, table, work_bound(prices, count, num_devices))
     return checks
 
 
-def _of_count(
-    count: int, bounds: list[Bound], prices: Prices, num_devices: int, stages: range, pins: Sequence[Pin]
-) -> list[Check]:
+def _of_count(count: int, bounds: list[Bound], table: "_Plain", by_work: float) -> list[Check]:
     if [b.proof for b in bounds] == ["work"]:
-        return [
-            _at_least(f"{count} replicas, by work", bounds[0].bound_seconds, work_bound(prices, count, num_devices))
-        ]
-    table = _Plain(prices, count, num_devices, stages, pins)
+        return [_at_least(f"{count} replicas, by work", bounds[0].bound_seconds, by_work)]
+    prices, num_devices = table.prices, table.num_devices
     checks, reached = [], None
     for bound in sorted(bounds, key=lambda b: (b.floor_seconds, b.limit_seconds or np.inf)):
         limit = np.inf if bound.limit_seconds is None else bound.limit_seconds
@@ -151,13 +150,21 @@ def _at_least(what: str, stated: float, found: float) -> Check:
 class _Plain:
     """The same minimum by the plainest programme: all pairs of states, from the first state on, and all of pools."""
 
-    def __init__(self, prices: Prices, num_replicas: int, num_devices: int, stages: range, pins: Sequence[Pin]) -> None:
+    def __init__(
+        self,
+        prices: Prices,
+        num_replicas: int,
+        num_devices: int,
+        stages: range,
+        pins: Sequence[Pin],
+        sharers: int | None,
+    ) -> None:
         self._pinned = pinned_stages(prices, pins) if pins else None
-        self._prices, self._num_replicas, self._num_devices = prices, num_replicas, num_devices
+        self.prices, self._num_replicas, self.num_devices = prices, num_replicas, num_devices
         self._budgets = tuple(most // num_replicas * num_replicas for most in prices.budgets(num_devices))
         most = min(prices.num_states - 1, sum(most // num_replicas for most in self._budgets))
         self._counts = [n for n in stages if n <= most]
-        self._priced = prices.ways(num_replicas, max(self._counts, default=1), num_devices)
+        self._priced = prices.ways(num_replicas, max(self._counts, default=1), num_devices, sharers=sharers)
         self._chained = np.zeros(0, np.bool_)
         if len(self._budgets) > 1:
             member = prices.contraction.member
@@ -174,7 +181,7 @@ class _Plain:
         """The least latency within the devices, each counted: from the first state on, by devices used so far."""
         if len(self._budgets) > 1 or self._pinned is not None or not self._counts:
             return -np.inf
-        prices, units = self._prices, self._budgets[0] // self._num_replicas
+        prices, units = self.prices, self._budgets[0] // self._num_replicas
         order = np.argsort(prices.stop, kind="stable")
         start, stop, signature = prices.start[order], prices.stop[order], prices.signature[order]
         ahead = np.full((units + 1, prices.num_states), np.inf)
@@ -218,7 +225,7 @@ class _Plain:
 
     def _from_front(self, weights: "dict[int, _Weights]", counts: list[int], num_stages: int | None) -> float:
         """A plan may begin with any of the counts behind its first stage; then one less with every stage."""
-        prices, pools = self._prices, range(len(self._budgets))
+        prices, pools = self.prices, range(len(self._budgets))
         ahead = np.full((len(pools), prices.num_states), np.inf)
         for n in range(max(counts), 0, -1):
             into = ahead.copy()
@@ -245,11 +252,11 @@ class _Plain:
         for priced in self._priced:
             latency, busy = priced.latency_seconds[in_flight - 1], priced.busy_seconds[in_flight - 1]
             allowed = np.isfinite(busy) & (busy <= limit)
-            price = device_weights[priced.pool - self._prices.pool] * priced.degree * priced.num_replicas
+            price = device_weights[priced.pool - self.prices.pool] * priced.degree * priced.num_replicas
             weighed = latency_weight * np.where(allowed, latency, 0.0) + price
-            own = self._prices.pools[priced.pool - self._prices.pool]
+            own = self.prices.pools[priced.pool - self.prices.pool]
             weight = np.where(allowed, weighed, np.inf)[own.signature]
-            key = (priced.pool - self._prices.pool, priced.crossing)
+            key = (priced.pool - self.prices.pool, priced.crossing)
             found[key] = np.minimum(found.get(key, np.inf), weight)
         for pool, crossing in list(found):
             if crossing:

@@ -155,14 +155,20 @@ def memory(
     parts = [1.0 / num_replicas if sharding >= level else 1.0 for level in (1, 2, 3)]
     gathered = q.largest_parameter_bytes if sharding == 3 and num_replicas > 1 else 0.0
     return Memory(
-        parameter_bytes=terms.weight_versions(in_flight) * parts[2] * q.parameter_bytes + gathered,
-        gradient_bytes=parts[1] * q.trainable_bytes,
-        optimizer_bytes=parts[0] * terms.optimizer_factor * q.trainable_bytes,
+        parameter_bytes=terms.weight_versions(in_flight) * _whole(parts[2] * q.parameter_bytes) + gathered,
+        gradient_bytes=_whole(parts[1] * q.trainable_bytes),
+        optimizer_bytes=_whole(parts[0] * terms.optimizer_factor * q.trainable_bytes),
         stash_bytes=in_flight * (q.stash_bytes + q.received_bytes - saved_bytes),
         workspace_bytes=q.workspace_bytes + again_bytes,
         channel_bytes=q.received_bytes + q.returned_bytes + q.sent_bytes + q.accepted_bytes,
         context_bytes=terms.context_bytes,
     )
+
+
+def _whole(size: Matrix) -> Matrix:
+    """A share of some bytes is a whole number of bytes: so whoever adds items up gets the same sum."""
+    whole: Matrix = np.ceil(size - 0.5)
+    return whole
 
 
 def all_reduce_seconds(size: Matrix, levels: Sequence[Level], ring_sizes: Sequence[int]) -> Matrix:

@@ -81,6 +81,7 @@ class Counted:
         degrees: tuple[int, ...] | None = None,
         pins: Sequence[Pin] = (),
         limit_seconds: float = np.inf,
+        sharers: int | None = None,
     ) -> None:
         """
         Args:
@@ -89,6 +90,7 @@ class Counted:
             degrees: Tensor-parallel degrees; None for all of the prices.
             pins: Stages of some layers, counted from the front; each count of stages is then searched by itself.
             limit_seconds: No stage keeps a device busy for longer.
+            sharers: Replicas that share state out; None for all there are.
         """
         self.limit_seconds = limit_seconds
         self.pinned = pinned_stages(prices, pins) if pins else None
@@ -99,15 +101,18 @@ class Counted:
         deepest = min(prices.num_states - 1, sum(most // num_replicas for most in self.budgets))
         self.counts = range(1, deepest + 1) if stages is None else range(stages.start, min(stages.stop, deepest + 1))
         depth = max(self.counts, default=1)
-        self.priced = prices.ways(num_replicas, depth, num_devices, degrees=degrees, limit_seconds=limit_seconds)
+        self.priced = prices.ways(
+            num_replicas, depth, num_devices, degrees=degrees, limit_seconds=limit_seconds, sharers=sharers
+        )
         signature, of_pool = prices.joint
+        kept, of_pool, known = _within(self.priced, of_pool)
         # Signatures stand in the order of the least that they keep a device busy: within a limit is a prefix.
         everything = [_stacked(self.priced, f, of_pool, depth) for f in ("latency_seconds", "busy_seconds")]
         least = everything[1][:, 0, :].min(axis=0, initial=np.inf)
         order = np.argsort(least, kind="stable")
         self._least_busy = least[order]
-        rank = np.full(len(of_pool[0]), len(of_pool[0]))
-        rank[order] = np.arange(len(order))
+        rank = np.full(known, known)
+        rank[kept[order]] = np.arange(len(order))
         self._signature = rank[signature][self._edges.segment]
         self._slots = _undominated(self.priced, prices.pool, *(values[:, :, order] for values in everything))
 
@@ -257,6 +262,21 @@ class _Slot:
     def way(self) -> int:
         """As edges have it."""
         return 2 * self.pool + self.crossing
+
+
+def _within(
+    priced: list[Priced], of_pool: list[npt.NDArray[np.intp]]
+) -> tuple[npt.NDArray[np.intp], list[npt.NDArray[np.intp]], int]:
+    """The joint signatures that are priced in some pool, for each pool its own ones of those, and how many there are.
+
+    Args:
+        of_pool: For each pool its own signature of every joint one.
+    """
+    if len(of_pool) == 1:
+        return np.arange(len(of_pool[0])), of_pool, len(of_pool[0])
+    widths = [max((p.choice.shape[1] for p in priced if p.pool == pool), default=0) for pool in range(len(of_pool))]
+    kept = np.flatnonzero(np.any([own < width for own, width in zip(of_pool, widths, strict=True)], axis=0))
+    return kept, [own[kept] for own in of_pool], len(of_pool[0])
 
 
 def _stacked(priced: list[Priced], name: str, of_pool: list[npt.NDArray[np.intp]], depth: int) -> Floats:

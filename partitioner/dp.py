@@ -2,7 +2,9 @@
 
 Outer choices are the numbers of replicas; for each, `counted.py` and `dual.py` search cuts, tensor-parallel degrees,
 recomputation and sharding at once. Of the numbers of replicas only those matter that share the microbatches out
-differently: 3 and 4 replicas both leave 3 of 9 microbatches to the busiest, and 3 take fewer devices. They are
+differently: 3 and 4 replicas both leave 3 of 9 microbatches to the busiest, and 3 take fewer devices. Only where
+replicas share out state, 4 may fit where 3 do not: all the larger numbers of one share are searched as one, with the
+time of the smallest and the memory of the largest of them, which bounds them all. Numbers are
 tried in the order of a bound that needs no search, and left out where that is above the best plan found so far::
 
     replicas     16       32        8       64   ...
@@ -11,7 +13,7 @@ tried in the order of a bound that needs no search, and left out where that is a
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from dpart.partitioner.evaluate import Shape
 from dpart.partitioner.plan import Bound, Pin
 from dpart.partitioner.prices import Prices, stage_shape
 
-_KEPT_PER_COUNT, _KEPT = 6, 12
+_KEPT_PER_COUNT, _KEPT, _KEPT_LARGER = 6, 12, 3
 """Plans of each number of replicas, and in all, that are kept for the simulator to rank."""
 
 
@@ -34,12 +36,14 @@ class Outcome:
         bounds: The parts of the proof.
         lower_bound_seconds: No plan with equal replicas over these cuts has a smaller objective.
         timed_out: Whether the time limit stopped it.
+        proposed: Shapes that may fit, and may be good.
     """
 
     plans: tuple[tuple[Shape, float], ...]
     bounds: tuple[Bound, ...]
     lower_bound_seconds: float
     timed_out: bool
+    proposed: tuple[Shape, ...] = ()
 
 
 def search(
@@ -99,13 +103,46 @@ def search(
         found += [(path.objective_seconds, engine, path) for path in paths]
         found = sorted(found, key=lambda item: item[0])[:_KEPT]
         upper = min([upper, *(path.objective_seconds for path in paths)])
+    maybe: list[tuple[float, range, Shape]] = []
+    larger = larger_counts(prices, widest) if replicas is None else []
+    for own in larger:
+        bound = work_bound(prices, own.start, num_devices)
+        timed_out |= time.perf_counter() > deadline
+        if bound >= upper or timed_out:
+            bounds.append(Bound(own.start, 0.0, None, (), bound, "work"))
+            continue
+        limit = upper - prices.work.path_seconds
+        engine = Counted(
+            prices, own.start, num_devices, stages=stages, pins=pins, limit_seconds=limit, sharers=own.stop - 1
+        )
+        say(f"{own.start} to {own.stop - 1} replicas")
+        scanned = scan(
+            engine,
+            upper_seconds=upper,
+            only_bounds=True,
+            tolerance=tolerance,
+            deadline=deadline,
+            multipliers=multipliers,
+            weights=weights,
+        )
+        bounds += _bounds(own.start, scanned)
+        best = min(scanned.paths, key=lambda path: path.objective_seconds, default=None)
+        if best is not None and best.objective_seconds < upper:
+            maybe.append((best.objective_seconds, own, shape(engine, best)))
+    maybe.sort(key=lambda item: item[0])
+    proposed = tuple(
+        tuple(replace(stage, num_replicas=count) for stage in stages_of)
+        for _, own, stages_of in maybe[:_KEPT_LARGER]
+        for count in sorted({own.start, own[len(own) // 2], own.stop - 1})
+    )
+    counts = [*counts, *(own.start for own in larger)]
     if np.isfinite(upper):
         # What has no plan at all has none as good as the best.
         none = [count for count in counts if count not in {b.num_replicas for b in bounds}]
         bounds += [Bound(count, 0.0, None, (0.0,) * len(prices.pools), upper, "dual") for count in none]
     lower = min((b.bound_seconds for b in bounds), default=np.inf)
     plans = tuple((shape(engine, path), value) for value, engine, path in found)
-    return Outcome(plans, tuple(bounds), lower, timed_out)
+    return Outcome(plans, tuple(bounds), lower, timed_out, proposed)
 
 
 def _probe(
@@ -131,6 +168,18 @@ def replica_counts(num_microbatches: int, num_devices: int) -> list[int]:
     for count in range(min(num_microbatches, num_devices), 0, -1):
         shares[-(-num_microbatches // count)] = count
     return sorted(shares.values())
+
+
+def larger_counts(prices: Prices, num_devices: int) -> list[range]:
+    """Of each count of microbatches that the busiest replica may have, all numbers of replicas but the smallest.
+
+    None where replicas share nothing out.
+    """
+    if not max(prices.freedom.shardings):
+        return []
+    smallest = replica_counts(prices.terms.num_microbatches, num_devices)
+    ends = [*smallest[1:], min(prices.terms.num_microbatches, num_devices) + 1]
+    return [range(first + 1, end) for first, end in zip(smallest, ends, strict=True) if end > first + 1]
 
 
 def work_bound(prices: Prices, num_replicas: int, num_devices: int) -> float:

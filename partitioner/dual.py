@@ -25,6 +25,7 @@ from dpart.partitioner.multipliers import best_multipliers, proof_of_too_few
 
 _MAX_ITERATIONS = 40
 _PROBED = 0.05
+_MAX_REPAIRS, _DEARER = 24, 1.1
 
 
 @dataclass(frozen=True, order=True)
@@ -67,6 +68,7 @@ class _Search:
     upper_seconds: float
     tolerance: float = 0.0
     hint: tuple[float, ...] = ()
+    only_bounds: bool = False
     paths: list[Path] = field(default_factory=list)
     weights: tuple[float, ...] = ()
 
@@ -75,7 +77,8 @@ class _Search:
         if path is not None and all(q <= k for q, k in zip(path.by_pool, self.engine.budgets, strict=True)):
             if path.objective_seconds < self.upper_seconds or not self.paths:
                 self.paths.append(path)
-            self.upper_seconds = min(self.upper_seconds, path.objective_seconds)
+            if not self.only_bounds or np.isinf(self.upper_seconds):
+                self.upper_seconds = min(self.upper_seconds, path.objective_seconds)
         return path
 
     def dual(self, limit_seconds: float, wanted_seconds: float) -> tuple[float, tuple[float, ...]]:
@@ -159,6 +162,7 @@ def scan(
     engine: Counted,
     *,
     upper_seconds: float = np.inf,
+    only_bounds: bool = False,
     tolerance: float = 1e-4,
     deadline: float = np.inf,
     multipliers: tuple[float, ...] = (),
@@ -172,8 +176,9 @@ def scan(
         deadline: A value of ``time.perf_counter()`` past which intervals are no longer split.
         multipliers: To begin with: what was good for another number of replicas; empty for none.
         weights: The same.
+        only_bounds: The engine's plans need not fit: they are of no use but as bounds.
     """
-    search = _Search(engine, upper_seconds, tolerance, multipliers, weights=weights)
+    search = _Search(engine, upper_seconds, tolerance, multipliers, weights=weights, only_bounds=only_bounds)
     free = (0.0,) * len(engine.budgets)
     # Beyond the engine's limit there are only plans that are no better, for whatever a microbatch's way takes.
     beyond = [Interval(upper_seconds, engine.limit_seconds, np.inf, free)] if np.isfinite(engine.limit_seconds) else []
@@ -183,7 +188,7 @@ def scan(
         return Scan((), (*nothing, *beyond), upper_seconds if beyond else np.inf, weights)
     least_latency = fastest.latency_seconds
     left = search.upper_seconds - least_latency
-    if search.proves_too_few(left):
+    if search.proves_too_few(left) or not len(engine.busy_values):
         # Nothing as good as what is known can be had: a plan needs a larger bottleneck than is left for one.
         intervals = [Interval(left + least_latency, left, engine.limit_seconds, free), *beyond]
     else:
@@ -196,6 +201,8 @@ def scan(
             floor = float(values[top])
             intervals.append(Interval(floor + least_latency, floor, engine.limit_seconds, free))
         intervals = _refine(search, intervals, tolerance, deadline)
+        if len(free) > 1:
+            _repair(search, min(intervals))
     # An unbounded part has no plan at all: too few devices for its limit, and so for any smaller one.
     intervals = sorted((i for i in intervals if np.isfinite(i.bound_seconds)), key=lambda i: i.floor_seconds)
     if len(free) > 1 and intervals and intervals[0].floor_seconds > 0:
@@ -207,6 +214,17 @@ def scan(
 def _interval(search: _Search, floor: float, limit: float) -> Interval:
     latency, multipliers = search.dual(limit, search.upper_seconds * (1 - search.tolerance) - floor)
     return Interval(floor + latency, floor, limit, multipliers)
+
+
+def _repair(search: _Search, weakest: Interval) -> None:
+    """Looks for a plan within unlike devices near the prices of a bound, at higher ones of what it has too many of."""
+    prices = np.maximum(weakest.multipliers, 1e-3 * weakest.bound_seconds / np.maximum(search.engine.budgets, 1))
+    for _ in range(_MAX_REPAIRS):
+        found = search.meet(search.engine.solve(weakest.limit_seconds, prices.tolist(), 1.0))
+        excess = np.zeros(0) if found is None else np.array(found.by_pool) - search.engine.budgets
+        if not (excess > 0).any():
+            break
+        prices = np.where(excess > 0, prices * _DEARER, prices)
 
 
 def _none_below(search: _Search, floor: float, latency: float) -> Interval:
@@ -261,7 +279,8 @@ def _refine(search: _Search, intervals: list[Interval], tolerance: float, deadli
             or time.perf_counter() > deadline
         ):
             done.append(weakest)
-            if time.perf_counter() > deadline:
+            # Of many devices alike the gap is small, and better plans are met on the way: go on.
+            if time.perf_counter() > deadline or len(search.engine.budgets) > 1:
                 break
             continue
         between = math.sqrt(weakest.floor_seconds * float(values[last]))

@@ -6,7 +6,7 @@ numbers it is ranked and reported by.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from dpart.partitioner.cost import (
     Place,
     StageSeconds,
     Terms,
+    best_place,
     forward_seconds,
     memory,
     sharing,
@@ -222,16 +223,25 @@ class Evaluator:
         self, stage: StageShape, quantities: Quantities, place: Place, in_flight: int
     ) -> tuple[StageSeconds, Memory]:
         again = self._again(stage, place)
-        seconds = stage_seconds(
-            quantities,
-            self.terms,
-            self._pools[stage.pool].levels,
-            place,
-            num_replicas=stage.num_replicas,
-            sharding=stage.sharding,
-            device=self._pools[stage.pool].device,
-            again_seconds=again.seconds,
+        # A crooked place may spread a ring more evenly over hosts. It is charged no less than a straight one, which
+        # is what searches count with: so what they prove holds for every placement.
+        straight = best_place(self._pools[stage.pool], stage.degree, stage.num_replicas)
+        if self.topology.between is not None:
+            straight = replace(straight, incoming=place.incoming)
+        here, there = (
+            stage_seconds(
+                quantities,
+                self.terms,
+                self._pools[stage.pool].levels,
+                each,
+                num_replicas=stage.num_replicas,
+                sharding=stage.sharding,
+                device=self._pools[stage.pool].device,
+                again_seconds=again.seconds,
+            )
+            for each in (place, straight)
         )
+        seconds = StageSeconds(*(np.maximum(getattr(here, f.name), getattr(there, f.name)) for f in fields(here)))
         parts = memory(
             quantities,
             self.terms,

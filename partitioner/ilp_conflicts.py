@@ -15,11 +15,12 @@ then of a search for the fewest devices, with replicas that differ. Where neithe
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from dpart.partitioner import dp, uneven
-from dpart.partitioner.ilp_arcs import Arcs, arcs
+from dpart.partitioner.ilp_arcs import Arcs, arcs, relaxed
 from dpart.partitioner.ilp_narrow import Asked
 from dpart.partitioner.ilp_options import check_size, pinned
 from dpart.partitioner.ilp_solver import SolverError
@@ -98,7 +99,7 @@ def conflict(made: Setting, *, equal: bool = False, time_limit_seconds: float = 
         if answer is False:
             kept = rest
         minimal &= answer is not None
-    alone = [c for c in kept if len(kept) == 1 or possible(c.relaxed(made))]
+    alone = [c for c in kept if possible(c.relaxed(made))]
     return Conflict(tuple(c.words for c in kept), minimal, tuple(c.words for c in alone))
 
 
@@ -133,9 +134,9 @@ def _constraints(made: Setting) -> list[_Constraint]:
     if not freedom.recompute:
         found.append(_Constraint("no recomputation", lambda of: _freed(of, recompute=True)))
     for names in space.together:
-        found.append(_Constraint(f"{' and '.join(names)} kept together", lambda of, n=names: _without_group(of, n)))
+        found.append(_Constraint(f"{' and '.join(names)} kept together", partial(_without_group, names=names)))
     for pin in wanted.pins:
-        found.append(_Constraint(f"{pin.layer} in stage {pin.stage}", lambda of, p=pin: _without_pin(of, p)))
+        found.append(_Constraint(f"{pin.layer} in stage {pin.stage}", partial(_without_pin, pin=pin)))
     if wanted.replicas is not None:
         words = f"replicas {'-'.join(map(str, wanted.replicas))}"
         found.append(_Constraint(words, lambda of: _wanting(of, replicas=None)))
@@ -190,6 +191,10 @@ def _fits(made: Setting, equal: bool, deadline: float) -> bool | None:
     """Whether any plan fits; None if that is not known."""
     space, wanted = made.space, made.wanted
     prices = space.prices(made.freedom)
+    if not _counts(made, space.num_devices) or max(wanted.replicas or (1,)) > space.terms.num_microbatches:
+        return False
+    if not _some_row(made, prices):
+        return False
     different = wanted.replicas is not None and len(set(wanted.replicas)) > 1
     if not different:
         free = wanted.num_stages is None and wanted.max_stages is None and wanted.replicas is None
@@ -221,12 +226,28 @@ def _fits(made: Setting, equal: bool, deadline: float) -> bool | None:
 
 
 def _counts(made: Setting, most: int) -> range:
-    """Numbers of stages that are allowed."""
+    """Numbers of stages that are allowed, all at once."""
     wanted = made.wanted
-    exactly = wanted.num_stages if wanted.replicas is None else len(wanted.replicas)
-    if exactly is not None:
-        return range(exactly, exactly + 1)
-    return range(1, min(most, wanted.max_stages or most) + 1)
+    exact = [wanted.num_stages, None if wanted.replicas is None else len(wanted.replicas)]
+    known = [count for count in exact if count is not None]
+    return range(max(known, default=1), min([*known, most, wanted.max_stages or most]) + 1)
+
+
+def _some_row(made: Setting, prices: Prices) -> bool:
+    """Whether there is a row of stages as it is asked for, whatever it takes."""
+    start, stop, last = prices.start, prices.stop, prices.num_states - 1
+    counts = _counts(made, min(made.space.num_devices, last))
+    pins = [pinned(prices, prices.num_states, pin) for pin in made.wanted.pins]
+    reached = np.arange(last + 1) == 0
+    for stage in range(counts.stop - 1):
+        here = reached[start]
+        for pin in pins:
+            here &= (pin.holds[stop] & ~pin.holds[start]) == (pin.stage == stage)
+        reached = np.zeros(last + 1, np.bool_)
+        reached[stop[here]] = True
+        if stage + 1 in counts and reached[last]:
+            return True
+    return False
 
 
 def _row_fits(made: Setting, prices: Prices) -> bool | None:
@@ -244,9 +265,12 @@ def _row_fits(made: Setting, prices: Prices) -> bool | None:
         ordered = ordered.only(np.isin(ordered.replicas, asked.replicas))
         columns = [ordered.devices, -1 * ordered.replicas]
     ordered = ordered.trimmed(*columns)
+    counts = _counts(made, min(num_devices, options.num_states - 1))
+    # Without a word about memory behind there are few arcs.
+    if not _stage_by_stage(relaxed(ordered), asked, counts):
+        return False
     if len(ordered.start) * num_devices > _MAX_ARCS:
         return None
-    counts = _counts(made, min(num_devices, options.num_states - 1))
     return _stage_by_stage(arcs(ordered, num_devices, apart=True), asked, counts)
 
 

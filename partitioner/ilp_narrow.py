@@ -53,13 +53,16 @@ class Asked:
     pins: tuple[PinnedLayer, ...] = ()
 
     @property
-    def exact_stages(self) -> int | None:
-        """How many stages a plan has, if that is asked for in one way or the other."""
-        return self.num_stages if self.replicas is None else len(self.replicas)
+    def exact_stages(self) -> tuple[int, ...]:
+        """How many stages a plan has, as it is asked for in one way or in both."""
+        counts = (self.num_stages, None if self.replicas is None else len(self.replicas))
+        return tuple(count for count in counts if count is not None)
 
     def allows(self, options: Options, path: Path) -> bool:
         """Whether the path of a search that knows of devices and stages has the replicas and keeps the pins."""
         rows = list(path.chosen)
+        if any(count != len(rows) for count in self.exact_stages) or len(rows) > (self.max_stages or len(rows)):
+            return False
         if self.replicas is not None and options.replicas[rows].tolist() != list(self.replicas):
             return False
         starts, stops = options.start[rows], options.stop[rows]
@@ -131,8 +134,8 @@ def _at_hand(options: Options, ordered: SortedOptions, asked: Asked, limit: floa
         asked.num_devices,
         upper_bound=limit,
         least_busy_seconds=float(ordered.value.min()),
-        num_stages=asked.exact_stages,
-        max_stages=None if asked.exact_stages is not None else asked.max_stages,
+        num_stages=asked.exact_stages[0] if asked.exact_stages else None,
+        max_stages=None if asked.exact_stages else asked.max_stages,
         max_labels=max_labels,
         budgets=asked.budgets,
     )

@@ -229,9 +229,9 @@ def _objective(options: Options, chosen: tuple[int, ...]) -> float:
 
 
 def pinned(prices: Prices, num_nodes: int, pin: Pin) -> PinnedLayer:
-    """A pin by the nodes of the options, which are states, each once for every pool, but for the first and last."""
+    """A pin by states, or by the nodes of options: states, each once for every pool, but for the first and last."""
     layer = [layer.name for layer in prices.profile.graph.layers].index(pin.layer)
-    pools = len(prices.pools)
+    pools = 1 if num_nodes == prices.num_states else len(prices.pools)
     states = (np.arange(num_nodes) + pools - 1) // pools
     return PinnedLayer(prices.contraction.member[states, layer], pin.stage)
 

@@ -61,8 +61,8 @@ def _add_path(model: pulp.LpProblem, made: Arcs, x: Sequence[pulp.LpVariable]) -
 def _add_asked(model: pulp.LpProblem, made: Arcs, asked: Asked, x: Sequence[pulp.LpVariable]) -> None:
     """How many stages there are, and how many of them end before a pinned layer."""
     every = pulp.LpAffineExpression([(variable, 1) for variable in x])
-    if asked.exact_stages is not None:
-        model += every == asked.exact_stages
+    for count in asked.exact_stages:
+        model += every == count
     if asked.max_stages is not None:
         model += every <= asked.max_stages
     stop = made.of(made.options.stop)

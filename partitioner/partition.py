@@ -23,6 +23,7 @@ from dpart.partitioner.candidates import (
 from dpart.partitioner.certificates import digest
 from dpart.partitioner.certified import Certified
 from dpart.partitioner.cost import OPTIMIZERS, Optimizer, ScheduleName, Terms
+from dpart.partitioner.ilp_conflicts import conflict
 from dpart.partitioner.ilp_options import SolverError
 from dpart.partitioner.notes import alternatives, notes
 from dpart.partitioner.plan import Pin, Plan, Question
@@ -149,7 +150,7 @@ def partition(
         pool_limits_bytes=limits if len(limits) > 1 else (),
         progress=progress,
     )
-    _check_wanted(made.wanted, topology, made.space.terms, len(profile.graph.layers))
+    _check_wanted(made.wanted, topology, made.space.terms, len(profile.graph.layers), question.degrees)
     if method == "ilp" or (method == "dp" and _has_equal(made.wanted)):
         plan = _certified(made, method, schedule, time_limit_seconds, tolerance)
     else:
@@ -185,7 +186,9 @@ def _certified(
     space.progress("playing the steps of the candidates")
     ranked = rank(made.evaluator, [*found.candidates, *extra], wanted)
     if ranked.winner is None:
-        raise NoPlanError(_nothing_fits(made))
+        equal = method == "dp" and (space.num_devices > _FEW_DEVICES or bool(wanted.pins))
+        named = conflict(made, equal=equal)
+        raise NoPlanError(_nothing_fits(made) + (f" {named.sentence}" if named else ""))
     evaluator = made.evaluator
     if schedule == "auto":
         space.progress("playing other schedules")
@@ -321,7 +324,7 @@ def _check_profile(profile: Profile) -> None:
         raise UserError("The profile's costs are not those of its layers, one each in order: profile it again.")
 
 
-def _check_wanted(wanted: Wanted, topology: Topology, terms: Terms, num_layers: int) -> None:
+def _check_wanted(wanted: Wanted, topology: Topology, terms: Terms, num_layers: int, degrees: Sequence[int]) -> None:
     """Lists everything impossible that was asked for."""
     devices, m, faults = topology.num_devices, terms.num_microbatches, []
     for name, value in (("number of stages", wanted.num_stages), ("most stages", wanted.max_stages)):
@@ -345,6 +348,12 @@ def _check_wanted(wanted: Wanted, topology: Topology, terms: Terms, num_layers: 
         faults.append(f"{stages} stages asked for; the model has {num_layers} layers, and each needs one.")
     elif replicas is None and stages is not None and stages > devices:
         faults.append(f"{stages} stages need {stages} devices; there are {devices}.")
+    least = min(degrees) * (sum(replicas) if replicas is not None else stages or 1)
+    if least > devices and min(degrees) > 1:
+        faults.append(
+            f"tensor-parallel degree {min(degrees)} and more for what was asked needs {least} devices; there are "
+            f"{devices}."
+        )
     if None not in (stages, wanted.max_stages) and (stages or 0) > (wanted.max_stages or 0):
         faults.append(f"{stages} stages asked for, but at most {wanted.max_stages} are allowed.")
     if faults:

@@ -165,7 +165,7 @@ class Prices:
         first = first[self._order]
         self._quantities = {t: _at(q, self.start[first], self.stop[first]) for t, q in quantities.items()}
         self._counts_of = {t: c[first] for t, c in counts.items()}
-        self._priced: dict[tuple[int, int, int, int, int, bool], Priced] = {}
+        self._priced: dict[tuple[int, int, int, int, int, bool, int], Priced] = {}
         self.pools: tuple[Prices, ...] = (self,)
         if len(topology.pools) > 1 and pool == 0:
             alone = copy(self)
@@ -222,10 +222,13 @@ class Prices:
         *,
         degrees: Sequence[int] | None = None,
         limit_seconds: float = np.inf,
+        sharers: int | None = None,
     ) -> list[Priced]:
         """All ways to run a stage on so many replicas that the devices allow, pool by pool.
 
         Args:
+            sharers: Replicas that share state out; None for all there are. More: what all numbers of replicas up to
+                that have in common, at the least.
             degrees: Of tensor parallelism; None for all.
             limit_seconds: Signatures that keep a device busy for longer in any of these ways may be left out.
         """
@@ -234,7 +237,7 @@ class Prices:
             count = prices.within(limit_seconds, num_replicas)
             chosen = [t for t in prices.degrees if t * num_replicas <= most and (degrees is None or t in degrees)]
             found += [
-                prices.price(t, sharding, num_replicas, depth, count, crossing=crossing)
+                prices.price(t, sharding, num_replicas, depth, count, crossing=crossing, sharers=sharers)
                 for crossing in ((False,) if len(self.pools) == 1 else (False, True))
                 for t in chosen
                 for sharding in prices.shardings(num_replicas)
@@ -262,21 +265,25 @@ class Prices:
         num_signatures: int | None = None,
         *,
         crossing: bool = False,
+        sharers: int | None = None,
     ) -> Priced:
         """Signatures, all or the first so many, run so, with up to `depth` microbatches in flight.
 
         Args:
             crossing: Whether what they receive comes from another pool.
+            sharers: Replicas that share state out; None for all there are.
         """
         count = self.num_signatures if num_signatures is None else num_signatures
-        key = (degree, sharding, num_replicas, depth, count, crossing)
+        key = (degree, sharding, num_replicas, depth, count, crossing, sharers or num_replicas)
         if key not in self._priced:
             while len(self._priced) >= _KEPT:
                 del self._priced[next(iter(self._priced))]
             self._priced[key] = self._price(*key)
         return self._priced[key]
 
-    def _price(self, degree: int, sharding: int, num_replicas: int, depth: int, count: int, crossing: bool) -> Priced:
+    def _price(
+        self, degree: int, sharding: int, num_replicas: int, depth: int, count: int, crossing: bool, sharers: int
+    ) -> Priced:
         q, terms = _first(self._quantities[degree], count), self.terms
         if crossing and terms.is_synchronous:
             same = self.price(degree, sharding, num_replicas, depth, count)
@@ -288,7 +295,7 @@ class Prices:
         own = terms.own_microbatches(num_replicas)
         behind = np.ceil(terms.warm_up_depth * np.arange(depth)).astype(np.int64)
         held = np.full((1, 1), own) if terms.schedule == "gpipe" else np.minimum(1 + behind, own)[:, None]
-        static = memory(q, terms, 0, num_replicas=num_replicas, sharding=sharding).total_bytes
+        static = memory(q, terms, 0, num_replicas=sharers, sharding=sharding).total_bytes
         # Bytes are whole numbers, but their sums over a tensor-parallel group need not be; half a byte is none.
         short = held * (q.stash_bytes + q.received_bytes) + static - terms.memory_limit_bytes - 0.5
         if not terms.is_synchronous:

@@ -69,12 +69,13 @@ def setting(
         context_bytes=question.context_bytes,
         pool_limits_bytes=pool_limits_bytes,
     )
+    freedom = Freedom(question.degrees, question.shardings, question.recompute)
     space = Space(fold(profile), topology, terms, progress or (lambda text: None), question.together)
     last_rows = question.batch_size - (num_microbatches - 1) * rows
     return Setting(
         space,
-        Freedom(question.degrees, question.shardings, question.recompute),
-        Wanted(question.num_stages, question.max_stages, question.replicas, question.pins),
+        freedom,
+        Wanted(question.num_stages, question.max_stages, question.replicas, question.pins, freedom),
         Evaluator(
             space.profile,
             topology,

@@ -170,10 +170,15 @@ class FullSpace:
         """What a stage can do on a straight place with so many microbatches in flight, by latency; none if empty."""
         return self._choices(before, upto, replicas, degree, held, self._straight(replicas, degree))
 
-    def least_bytes(self, stages: Sequence[int] | None = None) -> int:
+    def least_bytes(
+        self,
+        stages: Sequence[int] | None = None,
+        *,
+        replicas: Callable[[tuple[int, ...]], bool] = lambda _: True,
+    ) -> int:
         """The smallest limit under which some plan fits."""
         least = math.inf
-        for row, ways, _ in self._plans(stages, lambda _: True, lambda _: True):
+        for row, ways, _ in self._plans(stages, replicas, lambda _: True):
             peak = 0.0
             for s, (r, t) in enumerate(ways):
                 held = self.in_flight(r, sum(q for q, _ in ways[s + 1 :]))

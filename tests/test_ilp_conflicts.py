@@ -20,8 +20,8 @@ from dpart.profiler.profile import Profile
 
 GiB = 2**30
 NO_LIMIT = 2**50
-MANY = 18
-"""Enough devices for any plan of three layers, three microbatches and degree 2."""
+MANY = 36
+"""Enough devices for any plan of three layers, three microbatches and degree 4."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,12 @@ class Case:
         return Topology(Device("cpu", GiB), (Level("machine", self.num_devices, 1e10, 1e-5),))
 
     @property
+    def degrees(self) -> str:
+        return (
+            f"tensor-parallel degree{'s' * (self.freedom.degrees != (1,))} {', '.join(map(str, self.freedom.degrees))}"
+        )
+
+    @property
     def setting(self) -> Setting:
         space = Space(self.profile, self.topology, self.terms, together=self.together)
         evaluator = Evaluator(self.profile, self.topology, self.terms, 1.0)
@@ -53,7 +59,7 @@ class Case:
 
     def only(self, named: tuple[str, ...]) -> "Case":
         """The question with these constraints alone."""
-        wanted, freedom = self.wanted, self.freedom
+        wanted = self.wanted
 
         def has(words: str) -> bool:
             return words in named
@@ -66,7 +72,7 @@ class Case:
             self.schedule if has("schedule gpipe") else "1f1b",
             self.memory_limit_bytes if has(f"memory limit {format_bytes(self.memory_limit_bytes)}") else NO_LIMIT,
             Freedom(
-                (1,) if has("tensor-parallel degree 1") else (1, 2),
+                self.freedom.degrees if has(self.degrees) else (1, 2, 4)[: count // 2 + 1],
                 (0,) if has("no sharding") else (0, 1, 2, 3),
                 not has("no recomputation"),
             ),
@@ -117,7 +123,7 @@ def draw(seed: int, make: Callable[..., Profile]) -> Case:
 
 def test_what_is_named_cannot_hold_and_every_part_of_it_is_needed(split_profile: Callable[..., Profile]) -> None:
     conflicts, sizes = 0, []
-    for seed in range(260):
+    for seed in range(150):
         case = draw(seed, split_profile)
         found = conflict(case.setting)
         assert (found is None) == case.fits(), seed
@@ -130,23 +136,23 @@ def test_what_is_named_cannot_hold_and_every_part_of_it_is_needed(split_profile:
         for words in found.constraints:
             rest = tuple(other for other in found.constraints if other != words)
             assert case.only(rest).fits(), (seed, words)
-    assert conflicts > 60
+    assert conflicts > 50
     assert len(set(sizes)) >= 3 and max(sizes) >= 3
 
 
 def test_a_cure_is_enough_alone(split_profile: Callable[..., Profile]) -> None:
     cures = 0
-    for seed in range(260, 340):
+    for seed in range(260, 320):
         case = draw(seed, split_profile)
         found = conflict(case.setting)
         everything = _all_words(case)
         for words in found.constraints if found else ():
-            others = tuple(other for other in everything if other != words)
+            others = tuple(other for other in everything if not words.startswith(other))
             assert found is not None
             alone = case.only(others).fits()
-            assert alone == (words in found.cures) or len(found.constraints) == 1, (seed, words)
+            assert alone == (words in found.cures), (seed, words)
             cures += alone
-    assert cures > 20
+    assert cures > 15
 
 
 def _all_words(case: Case) -> tuple[str, ...]:
@@ -155,7 +161,7 @@ def _all_words(case: Case) -> tuple[str, ...]:
         f"memory limit {format_bytes(case.memory_limit_bytes)}",
         f"{case.num_devices} devices",
         *(["schedule gpipe"] if case.schedule == "gpipe" else []),
-        *(["tensor-parallel degree 1"] if case.freedom.degrees == (1,) else []),
+        case.degrees,
         *(["no sharding"] if case.freedom.shardings == (0,) else []),
         *(["no recomputation"] if not case.freedom.recompute else []),
         "exactly",
@@ -190,7 +196,7 @@ def test_out_of_time_the_conflict_is_not_called_minimal(chain_profile: Callable[
 def test_with_equal_replicas_only_a_conflict_may_be_larger(split_profile: Callable[..., Profile]) -> None:
     """What no plan keeps no plan of equal replicas keeps."""
     both = 0
-    for seed in range(60):
+    for seed in range(30):
         case = draw(seed, split_profile)
         if case.wanted.replicas is not None and len(set(case.wanted.replicas)) > 1:
             continue
@@ -198,7 +204,7 @@ def test_with_equal_replicas_only_a_conflict_may_be_larger(split_profile: Callab
         if any_replicas is not None:
             assert equal is not None
             both += 1
-    assert both > 10
+    assert both > 6
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def test_words_of_the_catalogue_plan(chain_profile) -> None:
 
 def test_searches_for_one_kind_of_device_are_refused(chain_profile) -> None:
     topology = joined([pool("a", 2), pool("b", 2)], net())
-    for options in ({"method": "pipedream"}, {"method": "ilp"}, {"replicas": [1, 2]}):
+    for options in ({"method": "pipedream"}, {"replicas": [1, 2]}):
         with pytest.raises(UserError, match=r"all alike.*2 x a, 2 x b"):
             partition(chain_profile([1e-3] * 3), topology, **options)
     with pytest.raises(UserError, match="3 memory limits for 2 kinds"):
