@@ -103,12 +103,17 @@ def search(made: Setting, *, time_limit_seconds: float, tolerance: float) -> Cer
         # Where stages of several kinds of devices really stand tells more than what a search took them to cost.
         plans = [(shape, best_known([Candidate("", shape)], evaluator, wanted)) for shape in dict(plans)]
     plans.sort(key=lambda plan: plan[1])
-    named = [Candidate(describe(shape), shape) for shape in _distinct(shape for shape, _ in plans)]
+    most = _MAX_PROPOSED if space.num_devices <= _MANY_DEVICES else _MAX_PROPOSED_OF_MANY
+    named = [
+        Candidate(describe(shape), shape)
+        for found_shape in _distinct(shape for shape, _ in plans)[:most]
+        for shape in _distinct((_plainer(found_shape, freedom, evaluator), found_shape))
+    ]
     proposed = [Candidate(describe(shape), shape) for shape in _distinct(outcome.proposed if outcome else ())]
     return Certified(
         candidates=(
             *usual,
-            *named[: _MAX_PROPOSED if space.num_devices <= _MANY_DEVICES else _MAX_PROPOSED_OF_MANY],
+            *named,
             *proposed,
         ),
         bounds=tuple(bounds),
@@ -116,6 +121,14 @@ def search(made: Setting, *, time_limit_seconds: float, tolerance: float) -> Cer
         space=in_words(prices, wanted, covered=covered),
         notes=tuple(notes),
     )
+
+
+def _plainer(shape: Shape, freedom: Freedom, evaluator: Evaluator) -> Shape:
+    """The plan without sharding, if it fits so: in a step of one microbatch a replica, sharding may cost nothing."""
+    if 0 not in freedom.shardings or not any(stage.sharding for stage in shape) or not evaluator.packs(shape):
+        return shape
+    plain = tuple(replace(stage, sharding=0) for stage in shape)
+    return shape if evaluator.evaluate(plain).short_bytes else plain
 
 
 def best_known(usual: Iterable[Candidate], evaluator: Evaluator, wanted: Wanted) -> float:

@@ -38,7 +38,8 @@ class Ranked:
 def rank(evaluator: Evaluator, candidates: Sequence[Candidate], wanted: Wanted) -> Ranked:
     """Evaluates all candidates; of plans that are equal the first one counts.
 
-    Ties in the time of a step, to one in a million, go to fewer devices, then to fewer stages.
+    Ties in the time of a step, to one in a million, go to fewer devices, then to fewer stages, then to less sharding
+    and recomputation.
     """
     fitting: list[tuple[Candidate, Evaluation]] = []
     rejected: list[tuple[Candidate, Evaluation]] = []
@@ -66,6 +67,12 @@ def rank(evaluator: Evaluator, candidates: Sequence[Candidate], wanted: Wanted) 
             fastest = min(fastest, entries[-1].step_seconds)
     entries.sort(key=lambda e: e.step_seconds)
     equal = [e for e in entries if wanted.allows(e.evaluation.stages) and e.step_seconds <= fastest * (1 + 1e-6)]
-    winner = min(equal, key=lambda e: (e.evaluation.num_devices, len(e.evaluation.stages)), default=None)
+    winner = min(equal, key=_plainness, default=None)
     others = tuple(e for e in entries if e is not winner or e.candidate.baseline)
     return Ranked(winner, best_objective, others, tuple(rejected))
+
+
+def _plainness(entry: Entry) -> tuple[int, int, int, int]:
+    stages = entry.evaluation.stages
+    sharded = sum(stage.optimizer_sharding for stage in stages)
+    return entry.evaluation.num_devices, len(stages), sharded, sum(len(stage.recompute) for stage in stages)
