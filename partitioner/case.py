@@ -13,9 +13,9 @@ from dpart.partitioner.certificates import digest
 from dpart.partitioner.evaluate import Evaluation, shape_of
 from dpart.partitioner.partition import partition
 from dpart.partitioner.plan import Plan, Question, Stage
-from dpart.partitioner.quantities import degrees
 from dpart.partitioner.setting import setting_of
 from dpart.partitioner.topology import Topology, local_topology, parse_topology, topology_text
+from dpart.partitioner.unlike import allowed_degrees
 from dpart.profiler.profile import Profile
 from dpart.runtime.errors import UserError
 
@@ -132,14 +132,14 @@ def is_as_good(kept_seconds: float, best_seconds: float, margin: float = _ROUNDI
 
 
 def _options(plan: Plan, question: Question, profile: Profile, topology: Topology) -> dict[str, Any]:
-    known = tuple(t for t in degrees(profile) if topology.group_sizes[0] % t == 0)
+    known = allowed_degrees(profile, topology, None)
     is_dp = plan.method == "dp"
     return {
         "method": plan.method,
         "schedule": question.schedule,
         "optimizer": plan.optimizer,
         "batch_size": question.batch_size,
-        "memory_limit_bytes": plan.memory_limit_bytes,
+        "memory_limit_bytes": plan.pool_limits_bytes or plan.memory_limit_bytes,
         "num_stages": question.num_stages,
         "max_stages": question.max_stages,
         "replicas": question.replicas,

@@ -84,7 +84,9 @@ def _of_devices(case: Case, plan: Plan, progress: Callable[[str], None]) -> list
 def _of_memory(case: Case, plan: Plan, more: int, progress: Callable[[str], None]) -> ShadowPrice:
     what = f"{format_bytes(more)} more memory of each device"
     progress(f"a plan with {what}")
-    again = case.plan(memory_limit_bytes=plan.memory_limit_bytes + more)
+    limits = plan.pool_limits_bytes or (plan.memory_limit_bytes,)
+    larger = tuple(limit + more for limit in limits)
+    again = case.plan(memory_limit_bytes=larger if len(larger) > 1 else larger[0])
     return _price("memory", what, more, plan, plan.step_seconds, again)
 
 

@@ -98,7 +98,7 @@ def _recomputed(stage: Stage) -> str:
 
 def _memory(stage: Stage, plan: Plan) -> str:
     peak = stage.memory.total_bytes
-    return f"{format_bytes(peak)} ({peak / plan.memory_limit_bytes:.0%})"
+    return f"{format_bytes(peak)} ({peak / plan.limit_bytes(stage):.0%})"
 
 
 def _proof(plan: Plan) -> str:
@@ -121,7 +121,7 @@ def _summary(plan: Plan) -> str:
         f"Step: {format_seconds(plan.step_seconds)} predicted for {plan.num_microbatches} microbatches of "
         f"{plan.microbatch_size}, {_schedule(plan)}; devices wait {plan.bubble:.0%} of it.\n"
         f"{_proof(plan)}"
-        f"Memory: {format_bytes(plan.memory_limit_bytes)} of each device may be used, with {plan.optimizer}.\n"
+        f"Memory: {_limits(plan)} of each device may be used, with {plan.optimizer}.\n"
         f"Topology: {plan.topology}."
     )
 
@@ -130,6 +130,11 @@ def _schedule(plan: Plan) -> str:
     return (
         plan.schedule if plan.warm_up_depth == 1 else f"{plan.schedule} with {plan.warm_up_depth:g} times the warm-up"
     )
+
+
+def _limits(plan: Plan) -> str:
+    limits = plan.pool_limits_bytes or (plan.memory_limit_bytes,)
+    return " or ".join(format_bytes(limit) for limit in dict.fromkeys(limits))
 
 
 def _alternatives(plan: Plan) -> Table:

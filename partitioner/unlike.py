@@ -68,8 +68,8 @@ def refuse_unlike(topology: Topology, what: str) -> None:
     if len(topology.pools) > 1:
         kinds = ", ".join(f"{pool.num_devices} x {pool.device.name}" for pool in topology.pools)
         raise UserError(
-            f"{what} needs hosts that are all alike, and these are several kinds ({kinds}): use the default method "
-            "(dp), with as many replicas of every stage where they are given, or the devices of one kind."
+            f"{what} needs hosts that are all alike, and these are several kinds ({kinds}): use the method dp, which "
+            "takes as many replicas of every stage where they are given, or ilp, or the devices of one kind."
         )
 
 
@@ -77,7 +77,7 @@ def with_speeds(topology: Topology, profile: Profile) -> tuple[Topology, str]:
     """The topology with the speeds of unlike devices from the catalogue, where it tells none; and a note of them.
 
     A kind counts by its peak rate for numbers as wide as the model's, against the device that the profile is for, or
-    against the first pool's if the catalogue has not that one.
+    against the first pool's if no pool has that one.
     """
     devices = [pool.device for pool in topology.pools]
     kinds = [known_kind(device.name) for device in devices]
@@ -85,7 +85,8 @@ def with_speeds(topology: Topology, profile: Profile) -> tuple[Topology, str]:
         return topology, ""
     if any(kind is None for kind in kinds):
         return topology, "The topology tells no speeds of its unlike devices: all are taken to be equally fast."
-    reference = known_kind(profile.machine.device) or kinds[0]
+    measured = known_kind(profile.machine.device)
+    reference = measured if measured in kinds else kinds[0]
     # Parameters of a model in mixed precision are narrow, and so are its products.
     dtype = "bfloat16" if profile.graph.parameters and _is_narrow(profile) else "float32"
     speeds = [_rate(kind, dtype) / _rate(reference, dtype) for kind in kinds]
