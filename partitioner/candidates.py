@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
-from dpart.partitioner import ilp, pipedream
+from dpart.partitioner import pipedream
 from dpart.partitioner.contraction import Contraction, contract
 from dpart.partitioner.cost import StageCosts, Terms, memory
 from dpart.partitioner.evaluate import Shape, StageShape
@@ -99,12 +98,10 @@ class Searched:
 
     Attributes:
         lower_bound_seconds: No plan of the wanted shape has a smaller bottleneck; 0 if nothing is proved.
-        method: The searcher that ran.
     """
 
     candidates: tuple[Candidate, ...]
     lower_bound_seconds: float
-    method: Literal["pipedream", "ilp"]
     notes: tuple[str, ...]
 
 
@@ -217,7 +214,7 @@ def baselines(space: Space) -> list[Candidate]:
     return found
 
 
-def search(space: Space, wanted: Wanted, method: Literal["pipedream", "ilp"], time_limit_seconds: float) -> Searched:
+def search(space: Space, wanted: Wanted) -> Searched:
     """Candidates of the wanted shape, with a proof of how small their bottleneck can be."""
     candidates: list[Candidate] = []
     bounds: list[float] = []
@@ -227,19 +224,11 @@ def search(space: Space, wanted: Wanted, method: Literal["pipedream", "ilp"], ti
             found = _shapes(costs, wanted, space.num_devices, space.max_stages)
             bounds = [f.value for f in found]
             candidates += _proposals(space, found)
-        notes += ["Plans of a given shape are found by dynamic programming, not by the ILP."] * (method == "ilp")
-        return Searched(tuple(candidates), _bound(space, bounds), "pipedream", tuple(notes))
-    if method == "ilp":
-        try:
-            candidates, bounds = _by_ilp(space, time_limit_seconds)
-        except ilp.SolverError as error:
-            notes.append(f"The ILP solver gave no plan ({error}); the dynamic programme was used instead.")
-            method = "pipedream"
-    if method == "pipedream":
-        candidates, bounds = _by_pipedream(space, notes)
+        return Searched(tuple(candidates), _bound(space, bounds), tuple(notes))
+    candidates, bounds = _by_pipedream(space, notes)
     for costs in dict.fromkeys([space.slowest, space.fastest]):
         candidates += _proposals(space, _shapes(costs, wanted, space.num_devices, space.max_stages))
-    return Searched(tuple(candidates), _bound(space, bounds), method, tuple(notes))
+    return Searched(tuple(candidates), _bound(space, bounds), tuple(notes))
 
 
 def least_memory(space: Space, wanted: Wanted) -> tuple[int, tuple[int, ...]]:
@@ -287,20 +276,6 @@ def _by_pipedream(space: Space, notes: list[str]) -> tuple[list[Candidate], list
             devices = n * math.prod(level.count for level in levels[:-1])
             name = f"pipedream by levels on {_devices(devices)}"
             candidates.append(Candidate(name, space.shape(best.stages)))
-    return candidates, bounds
-
-
-def _by_ilp(space: Space, time_limit_seconds: float) -> tuple[list[Candidate], list[float]]:
-    candidates, bounds = [], []
-    problems = dict.fromkeys([space.slowest, space.fastest, *([space.nested()] if space.is_nested else [])])
-    for costs in problems:
-        space.progress("solving the integer programme")
-        found = ilp.search(costs, time_limit_seconds=time_limit_seconds / len(problems))
-        if found is not None:
-            devices = sum(stage.num_replicas for stage in found.stages)
-            candidates.append(Candidate(f"ilp on {_devices(devices)}", space.shape(found.stages)))
-        if costs is space.fastest:
-            bounds = [found.lower_bound_seconds] if found is not None else []
     return candidates, bounds
 
 

@@ -154,7 +154,7 @@ def partition(
     if method == "ilp" or (method == "dp" and _has_equal(made.wanted)):
         plan = _certified(made, method, schedule, time_limit_seconds, tolerance)
     else:
-        plan = _bottleneck(made, time_limit_seconds)
+        plan = _bottleneck(made)
     missing = not_runnable(plan)
     note = f"The runtime does not execute {', nor '.join(missing)} yet: this plan cannot be emitted."
     said = [on_speeds] * bool(on_speeds) + [note] * bool(missing)
@@ -182,7 +182,7 @@ def _certified(
         found = certified.search(made, time_limit_seconds=time_limit_seconds, tolerance=tolerance)
         found = replace(found, notes=(*found.notes, *([why] if why else [])))
     small = _is_small(space) and not wanted.pins and not space.together and not space.topology.others
-    extra = search(space, wanted, "pipedream", time_limit_seconds).candidates if small else ()
+    extra = search(space, wanted).candidates if small else ()
     space.progress("playing the steps of the candidates")
     ranked = rank(made.evaluator, [*found.candidates, *extra], wanted)
     if ranked.winner is None:
@@ -199,18 +199,18 @@ def _certified(
     return replace(plan, schedule=evaluator.terms.schedule, warm_up_depth=evaluator.terms.warm_up_depth)
 
 
-def _bottleneck(made: Setting, time_limit_seconds: float) -> Plan:
+def _bottleneck(made: Setting) -> Plan:
     """By the searches that minimise the bottleneck, without tensor parallelism or recomputation."""
     space, wanted = made.space, made.wanted
     refuse_unlike(space.topology, "The search that minimises the bottleneck")
     if wanted.pins or space.together:
         raise UserError("Pins and layers kept together are for the default method (dp), with equal replicas.")
-    searched = search(space, wanted, "pipedream", time_limit_seconds)
+    searched = search(space, wanted)
     space.progress("playing the steps of the candidates")
     ranked = rank(made.evaluator, [*baselines(space), *searched.candidates], wanted)
     if ranked.winner is None:
         raise NoPlanError(_nothing_fits(replace(made, freedom=Freedom())))
-    return _plan(space, wanted, ranked, searched.method, searched.lower_bound_seconds, searched.notes, None)
+    return _plan(space, wanted, ranked, "pipedream", searched.lower_bound_seconds, searched.notes, None)
 
 
 def _plan(

@@ -188,7 +188,7 @@ def test_no_candidate_that_was_passed_over_is_faster(seed: int, random_profile: 
     plan = partition(profile, ONE_LEVEL, method="pipedream", memory_limit_bytes=limit)
     space = Space(profile, ONE_LEVEL, Terms(8, "1f1b", "adam", limit))
     evaluator = Evaluator(profile, ONE_LEVEL, space.terms, 1.0)
-    offered = [*baselines(space), *search(space, Wanted(), "pipedream", 60.0).candidates]
+    offered = [*baselines(space), *search(space, Wanted()).candidates]
     evaluations = [evaluator.evaluate(candidate.shape) for candidate in offered]
     steps = [evaluator.play(e).step_seconds for e in evaluations if not e.short_bytes]
     assert plan.step_seconds == pytest.approx(min(steps), rel=1e-6)
